@@ -1,0 +1,49 @@
+"""What control knows of a deployment: the part of a revision that decides, without engine knowledge."""
+
+from __future__ import annotations
+
+import attrs
+
+from capyctl.fsm.types import Activation, HostId, Millis, Residency
+
+
+@attrs.frozen(kw_only=True)
+class Traits:
+    """What an engine build can prove (lifecycle 2.2). Control never learns a family's name from these.
+
+    `family` is carried for status only.
+    """
+
+    family: str
+    parks: bool = False
+    idle_signal: bool = True  # a running/waiting reading exists
+    abort_by_id: bool = False
+    eof_proves_end: bool = False  # P-CLOSED: the engine's EOF after our half-close means the handler returned
+
+
+@attrs.frozen(kw_only=True)
+class Spec:
+    """One accepted revision. `document` is the completed deployment document as canonical JSON, opaque here."""
+
+    name: str
+    routes: tuple[str, ...]
+    profile: str
+    traits: Traits
+    document: str
+    api: str = "chat"
+    activation: Activation = Activation.ON_DEMAND
+    warm: bool = False
+    residency: Residency = Residency.RESTART_ONLY
+    instances: int = 1
+    hosts: tuple[HostId, ...] = ()  # allowed hosts, in preference order; never empty once accepted
+    max_per_host: int | None = None
+    request_deadline_ms: Millis | None = None
+
+    def same_but_count(self, other: Spec) -> bool:
+        """Whether only the number of instances differs: such a change restarts nothing."""
+        import json
+
+        mine, theirs = json.loads(self.document), json.loads(other.document)
+        mine.pop("instances", None), theirs.pop("instances", None)
+        blank = {"document": "", "instances": 1}
+        return bool(mine == theirs) and attrs.evolve(self, **blank) == attrs.evolve(other, **blank)

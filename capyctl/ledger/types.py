@@ -1,0 +1,95 @@
+"""Plain values of the ledger: what a host may hold, what was seen on it, what an owner asks for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import attrs
+
+from capyctl.errors import check
+from capyctl.fsm.types import Bytes, Device, Domain, HostId, Millis, Phase
+
+
+class DomainKind(enum.Enum):
+    """Memory topology is declared or observed, never guessed from a domain's name (memory 1)."""
+
+    UNIFIED = "unified"  # one pool for GPU and CPU; also a machine without a GPU
+    DISTINCT = "distinct"  # host RAM beside discrete cards, named "system"
+    DEVICE = "device"  # one discrete card
+
+
+@attrs.frozen(kw_only=True)
+class DomainPolicy:
+    """Limits of one domain, bytes (memory 2). The reserve is a second constraint, not a deduction."""
+
+    kind: DomainKind
+    capacity_bytes: Bytes
+    managed_bytes: Bytes
+    reserve_bytes: Bytes
+    parked_bytes: Bytes
+    host_kv_bytes: Bytes = Bytes(0)
+    device: Device | None = None
+    exclusive: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class HostPolicy:
+    """What one host may hold. `domains` is keyed by domain name."""
+
+    host: HostId
+    name: str
+    domains: Mapping[Domain, DomainPolicy]
+    max_parked: int = 4
+    observation_ttl_ms: Millis = Millis(60_000)
+
+
+@attrs.frozen(kw_only=True)
+class Observation:
+    """One domain at one instant. `residents` maps an owner key to the bytes its recorded processes hold."""
+
+    capacity_bytes: Bytes
+    available_bytes: Bytes
+    seen_at_ms: Millis
+    residents: Mapping[str, Bytes] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Claim:
+    """A device that a phase uses; exclusive claims conflict with every other active claim."""
+
+    device: Device
+    exclusive: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Allocation:
+    """What one phase of one owner needs: bytes per domain, and devices."""
+
+    bytes: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        check(all(0 <= amount < 2**63 for amount in self.bytes.values()), "bytes are non-negative 64-bit integers")
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What one revision needs on one host, resolved once and frozen (memory 5, 9).
+
+    `provenance` is per phase: derived, declared, measured or whole_host. `context_reason` says why a
+    fitted context is what it is; None when the document stated it.
+    """
+
+    phases: Mapping[Phase, Allocation]
+    provenance: Mapping[Phase, str]
+    initialize_ms: Millis
+    wake_ms: Millis
+    context_tokens: int
+    context_reason: str | None = None
+    slots: int = 4
+    facts: Mapping[str, str] = attrs.field(factory=dict)  # shown in status, never decided on
+
+    def at(self, phase: Phase) -> Allocation:
+        """The allocation of `phase`; NONE needs nothing."""
+        return self.phases.get(phase, Allocation())

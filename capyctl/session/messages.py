@@ -1,0 +1,241 @@
+"""What a server and a host say to each other. The host renders command lines itself: no argv travels.
+
+In standalone they travel over two bounded memory channels, between machines over a WebSocket.
+Every command has one result. Reports are the host's own news, unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from capyctl.fsm.proofs import GoneProof, SameEngine, Usable
+from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, ProcessIdentity, Role, Token
+from capyctl.ledger.types import HostPolicy, Observation
+
+# --- commands, server to host -------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Command:
+    """`command_id` is the replay key: the same id gives the recorded result and never a second effect."""
+
+    command_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Inspect(Command):
+    """Who are you, what do you have, what do you own? Result: Inventory."""
+
+
+@attrs.frozen(kw_only=True)
+class Launch(Command):
+    """Journal, spawn gated, prove ready. Reports Spawned on the way. Result: Launched | LaunchRefused | Unresolved."""
+
+    incarnation: Incarnation
+    token: Token
+    profile: str
+    profile_fingerprint: str | None
+    served_name: str
+    model: str  # absolute directory, or relative to the host's models directory
+    digest: str
+    document: Mapping[str, Any]  # the completed deployment document; the host renders from it
+    context_tokens: int
+    slots: int
+    allocation: Mapping[Domain, Bytes]  # the cold footprint, checked again against what the host sees
+    ready: Mapping[Domain, Bytes]
+    deadline_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class AwaitIdle(Command):
+    """Result: IdleVerdict."""
+
+    incarnation: Incarnation
+    limit_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Terminate(Command):
+    """Result: Absent | Unresolved."""
+
+    incarnation: Incarnation
+    processes: tuple[ProcessIdentity, ...]
+    limit_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Probe(Command):
+    """Result: ProbeResult."""
+
+    incarnation: Incarnation
+    processes: tuple[ProcessIdentity, ...]
+    parked: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class CloseIngress(Command):
+    """Cut every upstream of that incarnation and refuse new ones. Result: Done."""
+
+    incarnation: Incarnation
+
+
+@attrs.frozen(kw_only=True)
+class DigestCheckpoint(Command):
+    """Result: Checkpoint | Refused."""
+
+    model: str
+    document: Mapping[str, Any]
+
+
+# --- results ------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    command_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Done(Result):
+    pass
+
+
+@attrs.frozen(kw_only=True)
+class Refused(Result):
+    """Nothing happened."""
+
+    code: str
+    message: str
+
+
+@attrs.frozen(kw_only=True)
+class Unresolved(Result):
+    """Nobody knows, or it could not be proven: the server keeps every charge."""
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Launched(Result):
+    processes: tuple[ProcessIdentity, ...]
+    usable: Usable
+    peak_bytes: Mapping[Domain, Bytes]
+
+
+@attrs.frozen(kw_only=True)
+class LaunchRefused(Result):
+    """It failed, or never began, and nothing of it is left."""
+
+    code: str
+    reason: str
+    proof: GoneProof
+    transient: bool
+
+
+@attrs.frozen(kw_only=True)
+class IdleVerdict(Result):
+    """idle, busy (at the bound), gone (not listening, 503), silent."""
+
+    verdict: str
+
+
+@attrs.frozen(kw_only=True)
+class Absent(Result):
+    proof: GoneProof
+
+
+@attrs.frozen(kw_only=True)
+class ProbeResult(Result):
+    same: SameEngine | None
+    usable: Usable | None
+    gone: GoneProof | None
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint(Result):
+    """What the digest covers, and the facts that sizing needs (checkpoints room)."""
+
+    digest: str
+    weight_bytes: Bytes
+    path: str
+    facts: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Profile:
+    """One published engine installation, as lists show it."""
+
+    name: str
+    engine: str
+    version: str
+    custom: bool
+    deep_park: str
+    executable: str
+    fingerprint: str
+    source: str = "engines.yaml"
+    revision: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Inventory(Result):
+    host: HostId
+    name: str
+    boot_id: str
+    policy: HostPolicy
+    profiles: tuple[Profile, ...]
+    owned: tuple[Incarnation, ...]
+    models_root: str
+    lifecycle_activation: str = "on_demand"
+    memory_source: str = "meminfo"
+
+
+# --- reports, host to server ------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    seen_at_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Spawned(Report):
+    incarnation: Incarnation
+    token: Token
+    processes: tuple[ProcessIdentity, ...]
+
+
+@attrs.frozen(kw_only=True)
+class MemberExit(Report):
+    incarnation: Incarnation
+    process: ProcessIdentity
+    role: Role
+    status: int | None
+    last_words: str
+
+
+@attrs.frozen(kw_only=True)
+class LoadReport(Report):
+    """One reading of an engine's gauges; the engine was asked at `seen_at_ms`."""
+
+    incarnation: Incarnation
+    running: int
+    waiting: int
+    kv_usage_ppm: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Domains(Report):
+    host: HostId
+    domains: Mapping[Domain, Observation]
+
+
+@attrs.frozen(kw_only=True)
+class ProfilesChanged(Report):
+    """The merged profiles after `engine add` or `engine remove`."""
+
+    host: HostId
+    profiles: tuple[Profile, ...]
