@@ -1,0 +1,306 @@
+"""The deployment document: one model on one engine, as its operator wrote it.
+
+Three fields are enough (`name`, `engine`, `model`). `parse_deployment` reads the form, `completed`
+fills in what the document alone decides; what a host or a checkpoint decides is resolved elsewhere.
+The same code serves the CLI, the API, the store and the host, so they cannot disagree.
+Source: config 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from capyctl.documents import reader, strict
+from capyctl.documents.engine_config import FAMILIES, EngineConfig
+from capyctl.documents.model_source import Model
+from capyctl.documents.scalars import DeviceName, DomainName, Name, Route
+from capyctl.documents.strict import Wrong, at_least, no_more_than, within
+from capyctl.errors import Refusal
+from capyctl.units import Duration, Size
+
+INSTANCES_MAX: Final = 1024
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where it may run: named hosts in preference order, or hosts whose labels match."""
+
+    hosts: tuple[Name, ...] = attrs.field(default=(), validator=no_more_than(256))
+    selector: Mapping[Name, str] = attrs.field(factory=dict, validator=no_more_than(64))
+    strategy: Literal["spread", "pack"] = "spread"
+    max_per_host: int | None = attrs.field(default=None, validator=within(1, INSTANCES_MAX))
+
+    def __attrs_post_init__(self) -> None:
+        if len(set(self.hosts)) != len(self.hosts):
+            raise Wrong(("hosts",), "names a host twice")
+
+
+@attrs.frozen(kw_only=True)
+class Topology:
+    """How one instance is split over cards."""
+
+    tensor_parallel: int = attrs.field(default=1, validator=within(1, 1024))
+    pipeline_parallel: int = attrs.field(default=1, validator=within(1, 1024))
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+@attrs.frozen(kw_only=True)
+class DeviceClaim:
+    """A card, by name or any; `sharing` absent means the host's."""
+
+    id: DeviceName | None = None
+    sharing: Literal["shared", "exclusive"] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PhaseAllocation:
+    """Bytes of one memory domain during one phase; `host_kv_bytes` is a part of `bytes`, not beside it."""
+
+    domain: DomainName
+    bytes: Size
+    host_kv_bytes: Size = attrs.field(factory=lambda: Size(0))
+
+
+@attrs.frozen(kw_only=True)
+class PhaseResources:
+    """What one phase holds."""
+
+    allocations: tuple[PhaseAllocation, ...] = attrs.field(default=(), validator=no_more_than(64))
+    devices: tuple[DeviceClaim, ...] = attrs.field(default=(), validator=no_more_than(64))
+
+    def __attrs_post_init__(self) -> None:
+        domains = [allocation.domain for allocation in self.allocations]
+        if len(set(domains)) != len(domains):
+            raise Wrong(("allocations",), "names a domain twice")
+
+    @property
+    def device_ids(self) -> frozenset[str | None]:
+        return frozenset(claim.id for claim in self.devices)
+
+
+PHASES: Final = ("cold", "ready", "parking", "parked", "wake")
+
+
+@attrs.frozen(kw_only=True)
+class Resources:
+    """Declared memory: short (`gpu`, `ram`; held while it starts, runs and stops) or phase by phase."""
+
+    gpu: Size | None = None
+    ram: Size | None = None
+    cold: PhaseResources | None = None
+    ready: PhaseResources | None = None
+    parking: PhaseResources | None = None
+    parked: PhaseResources | None = None
+    wake: PhaseResources | None = None
+
+    @property
+    def short(self) -> bool:
+        return self.gpu is not None or self.ram is not None
+
+    def __attrs_post_init__(self) -> None:
+        stated = [phase for phase in PHASES if getattr(self, phase) is not None]
+        if self.short:
+            if stated:
+                raise Wrong((), "states gpu and ram, and phases; keep one of the two forms")
+            for name in ("gpu", "ram"):
+                size = getattr(self, name)
+                if size is None or size.bytes == 0:
+                    raise Wrong((name,), "is required in the short form and more than 0B")
+            return
+        for phase in ("cold", "ready"):
+            if phase not in stated:
+                raise Wrong((phase,), "is required")
+        assert self.ready is not None
+        for phase in ("cold", "parking", "wake"):
+            block: PhaseResources | None = getattr(self, phase)
+            if block is not None and not self.ready.device_ids <= block.device_ids:
+                raise Wrong((phase, "devices"), "lacks a device that `ready` claims")
+
+
+@attrs.frozen(kw_only=True)
+class Timeouts:
+    """Bounds of one start and one wake; absent ones follow from the weights."""
+
+    initialize: Duration | None = attrs.field(default=None, validator=at_least(Duration(30_000)))
+    wake: Duration | None = attrs.field(default=None, validator=at_least(Duration(10_000)))
+
+
+@attrs.frozen(kw_only=True)
+class Lifecycle:
+    """Who may start it, and whether pressure and timers may end it."""
+
+    activation: Literal["on_demand", "explicit"] = "on_demand"
+    warm: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Deployment:
+    """One deployment document. See the module."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["deployment"] = "deployment"
+    name: Name
+    engine: Name | None = None
+    runtime_profile: Name | None = None
+    runtime_profile_revision: int | None = attrs.field(default=None, validator=within(1, 2**31 - 1))
+    model: Model
+    routes: tuple[Route, ...] = attrs.field(default=(), validator=no_more_than(64))
+    api: Literal["chat", "decisions"] = "chat"
+    residency: Literal["deep", "host_backed", "restart_only"] | None = None
+    recipe: Literal["standard"] = "standard"
+    recovery: Literal["reconcile"] = "reconcile"
+    host: Name | None = None
+    placement: Placement = attrs.field(factory=Placement)
+    instances: int = attrs.field(default=1, validator=within(1, INSTANCES_MAX))
+    topology: Topology = attrs.field(factory=Topology)
+    devices: tuple[DeviceClaim, ...] = attrs.field(default=(), validator=no_more_than(64))
+    resources: Resources | None = None
+    engine_config: EngineConfig = attrs.field(factory=EngineConfig)
+    request_deadline: Duration | None = attrs.field(
+        default=None, validator=within(Duration(1_000), Duration(3_600_000))
+    )
+    timeouts: Timeouts = attrs.field(factory=Timeouts)
+    lifecycle: Lifecycle = attrs.field(factory=Lifecycle)
+    lmcache: Literal["auto", "off", "required"] = "auto"
+    lmcache_pool: Size | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _check_names(self)
+        _check_placement(self)
+        _check_resources(self)
+        _check_deadlines(self)
+        if self.api == "decisions" and self.residency in ("deep", "host_backed"):
+            raise Wrong(("residency",), "a decisions deployment is restart_only: it does not park", _DECISIONS)
+        if self.family in FAMILIES:
+            self.check_family(self.family)
+
+    @property
+    def profile(self) -> str:
+        """The engine profile it names, or a family word that stands for the host's only one."""
+        return self.engine or self.runtime_profile or ""
+
+    @property
+    def family(self) -> str:
+        """The family when the profile's name says it, else the profile's name."""
+        return self.profile
+
+    def check_family(self, family: str) -> None:
+        """Refuse what an engine of `family` cannot do. Raises Wrong; the server calls it with the profile's family."""
+        try:
+            self.engine_config.check_family(family)
+        except Wrong as wrong:
+            raise wrong.under("engine_config") from None
+        parks = family in ("vllm", "sglang")
+        if self.residency in ("deep", "host_backed") and not parks:
+            raise Wrong(("residency",), f"{family} cannot park; use restart_only", "capability_missing:deep_park")
+        if self.api == "decisions":
+            _check_decisions(self, family)
+        if family == "llamacpp" and self.model.draft is not None:
+            raise Wrong(("model", "draft"), "is not read by llamacpp")
+        if family == "tensorfold" and self.resources is None:
+            raise Wrong(("resources",), "is required on tensorfold: its memory cannot be derived")
+
+    def completed(self) -> Deployment:
+        """With every field filled in that the document alone decides. Completing twice changes nothing."""
+        placement = self.placement if self.host is None else attrs.evolve(self.placement, hosts=(self.host,))
+        return attrs.evolve(
+            self,
+            engine=Name(self.profile),
+            runtime_profile=Name(self.profile),
+            routes=self.routes or (Route(self.name),),
+            host=None,
+            placement=placement,
+        )
+
+    def settled(self, source: str) -> Deployment:
+        """Itself, when it needs no CLI any more. Raises Refusal for `~/` paths and unpinned references."""
+        try:
+            self.model.check_settled()
+        except Wrong as wrong:
+            raise strict.refusal(wrong.under("model"), source) from None
+        return self
+
+    def canonical(self) -> str:
+        """The completed document as JSON: keys sorted, no spaces; equal deployments give equal text."""
+        return strict.canonical(self.completed())
+
+
+_DECISIONS: Final = "capability_missing:decisions"
+
+
+def parse_deployment(text: str | bytes | Mapping[str, Any], source: str, *, by_client: bool = False) -> Deployment:
+    """A deployment document, strictly read and checked as far as it goes by itself; not yet completed.
+
+    Args:
+      text: YAML or JSON text, or already read plain data (an API body).
+      source: how messages call it: its path, or "the document".
+      by_client: leave `~/` and references without a commit in, for the CLI to expand and pin.
+    Raises: Refusal, one line naming the field; mostly invalid_config, 5-codes for what no engine does.
+    """
+    data = dict(text) if isinstance(text, Mapping) else reader.read(text, source)
+    if type(data) is not dict:
+        raise Refusal("invalid_config", f"{source}: expected a deployment document: name, engine and model at least")
+    made = strict.structure(data, Deployment, source)
+    return made if by_client else made.settled(source)
+
+
+def _check_names(self: Deployment) -> None:
+    if self.engine is None and self.runtime_profile is None:
+        raise Wrong(("engine",), "is required: a profile's name, or a family such as llamacpp")
+    if self.engine is not None and self.runtime_profile not in (None, self.engine):
+        raise Wrong(("runtime_profile",), f"is {self.runtime_profile}, but engine says {self.engine}; keep one of them")
+    if len(set(self.routes)) != len(self.routes):
+        raise Wrong(("routes",), "names a route twice")
+
+
+def _check_placement(self: Deployment) -> None:
+    if self.host is not None and self.placement.hosts not in ((), (self.host,)):
+        raise Wrong(("host",), "is short for placement.hosts; keep one of them")
+    hosts = (self.host,) if self.host is not None else self.placement.hosts
+    ids = [claim.id for claim in self.devices if claim.id is not None]
+    if len(set(ids)) != len(ids):
+        raise Wrong(("devices",), "names a device twice")
+    if ids and len(hosts) != 1:
+        raise Wrong(("devices",), "an id means one host's card; name that host with `host`")
+
+
+def _check_resources(self: Deployment) -> None:
+    if self.resources is None:
+        return
+    if self.engine_config.memory.startup is not None:
+        raise Wrong(
+            ("engine_config", "memory", "startup"), "cannot stand beside resources, which state the start's memory"
+        )
+    if self.resources.short and self.residency in ("deep", "host_backed"):
+        raise Wrong(("resources",), "the short form is for restart_only; state the phases of a model that parks")
+    if self.resources.short and (len(self.devices) > 1 or self.topology.ranks > 1):
+        raise Wrong(("resources",), "the short form is for one device; state the phases")
+    if self.residency in ("deep", "host_backed"):
+        for phase in PHASES:
+            if getattr(self.resources, phase) is None:
+                raise Wrong(("resources", phase), "is required for a model that parks")
+
+
+def _check_deadlines(self: Deployment) -> None:
+    if self.request_deadline is None:
+        return
+    for name in ("initialize", "wake"):
+        bound = getattr(self.timeouts, name)
+        if bound is not None and bound > self.request_deadline:
+            raise Wrong(("timeouts", name), f"is {bound}, longer than request_deadline, {self.request_deadline}")
+
+
+def _check_decisions(self: Deployment, family: str) -> None:
+    if family in ("vllm", "tensorfold"):
+        raise Wrong(("api",), f"{family} answers no decisions; use llamacpp, sglang or a custom engine", _DECISIONS)
+    block = self.engine_config.sglang
+    if block is not None:
+        for name in ("tool_call_parser", "reasoning_parser"):
+            if getattr(block, name) not in ("auto", "none"):
+                raise Wrong(("engine_config", "sglang", name), "a decisions deployment has no parsers", _DECISIONS)
