@@ -1,0 +1,1 @@
+"""What each role starts: which nurseries, listeners and rooms."""

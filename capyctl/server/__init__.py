@@ -1,0 +1,1 @@
+"""What decides for the machines: the driver of the world, its store, the management API."""
