@@ -1,0 +1,195 @@
+"""What one run of one instance carries through its three machines: activation, residency, cleanup.
+
+A run is data. Which machine holds it, and in which phase, says what may happen to it next; the run
+says to whom it happens (incarnation, host, processes), what is in flight (token, deadlines) and what
+is remembered for people (last error, why it was stopped). Lifecycle 4, 20; decisions 7, 8, 16-18.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from capyctl.errors import check
+from capyctl.fsm.proofs import Gone, GoneProof, NeverLaunched
+from capyctl.fsm.types import (
+    Generation,
+    HostId,
+    Incarnation,
+    Lane,
+    Millis,
+    Phase,
+    ProcessIdentity,
+    Residency,
+    StopKind,
+    SwitchId,
+    Token,
+)
+
+ATTEMPTS_MAX = 3  # launches in one start operation
+COOLDOWN_MS = Millis(30_000)  # after the first failed attempt or operation; doubles
+COOLDOWN_MAX_MS = Millis(600_000)
+SOON_MS = Millis(60_000)  # an exit this soon after READY is a failed operation
+IDLE_GATE_MS = Millis(30_000)  # how long a stop waits for an engine to read idle
+TERMINATE_MS = Millis(60_000)  # SIGTERM, the wait, SIGKILL, and the look afterwards
+PROBE_MS = Millis(60_000)  # one probe of a launch whose state is unknown
+ANSWER_GRACE_MS = Millis(30_000)  # an order's answer may be this late before it counts as lost
+
+
+class Step(enum.Enum):
+    """The order whose outcome nobody knows."""
+
+    LAUNCH = "launch"
+    PARK = "park"
+    WAKE = "wake"
+    TERMINATE = "terminate"
+
+
+class HoldCause(enum.Enum):
+    """Why a planned start is not tried now."""
+
+    COOLDOWN = "cooldown"  # the last attempt failed; only time ends it
+    PEER_STARTUP = "peer_startup"  # another start on the host is loading; both peaks do not fit
+    RECLAIM = "reclaim"  # the parked set is making room
+    CLEANUP = "cleanup"  # an older launch on the host is being ended
+
+
+CLOSING = frozenset({StopKind.OPERATOR, StopKind.INSTANCE, StopKind.DELETE})
+"""Stops after which no request starts the instance again (lifecycle 20)."""
+
+YIELDING = frozenset({StopKind.PRESSURE, StopKind.IDLE, StopKind.RECLAIM, StopKind.GROWTH, StopKind.FAILED_PARK})
+"""Stops that nobody insists on: they give way to a start, and to a drain that does not end in time."""
+
+ABRUPT = frozenset(
+    {StopKind.EXIT, StopKind.MISMATCH, StopKind.SATURATION, StopKind.FAILED_WAKE, StopKind.FAILED_START}
+)
+"""Stops that wait for no request: there is nobody left to answer, or nothing that may answer."""
+
+_RANK = {StopKind.DELETE: 5, StopKind.OPERATOR: 4, StopKind.INSTANCE: 3} | {
+    StopKind.REVISION: 2,
+    StopKind.DRAIN: 2,
+    StopKind.PROFILE: 2,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Stop:
+    """Why a run ends, or why it ended. `for_name` and `switch` say who needed the room (decision 18)."""
+
+    kind: StopKind
+    asked_at_ms: Millis
+    for_name: str | None = None
+    switch: SwitchId | None = None
+
+    @property
+    def rank(self) -> int:
+        """How much is asked: the strongest of several stops is the one that is remembered."""
+        return _RANK.get(self.kind, 0 if self.kind in YIELDING else 1)
+
+
+def stronger(present: Stop | None, asked: Stop) -> Stop:
+    """The stop to go on with: the present one, unless the new one asks for more."""
+    return asked if present is None or asked.rank > present.rank else present
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """A code of `capyctl.errors`, and words for people (redacted by whoever reported them)."""
+
+    code: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """The data of one run; between two runs it keeps what outlives them.
+
+    Outliving a run: `lane`, the last `generation`, `failures`, `retry_at_ms`, `last_error`, `stopped`.
+    `charged` is the ledger phase that this run's orders have raised and not yet settled; the bytes
+    are the ledger's alone. All `_at_ms` are Unix milliseconds.
+    """
+
+    lane: Lane
+    # of the engine: facts that the start was asked with
+    tier: Residency = Residency.RESTART_ONLY
+    waits_idle: bool = False  # no park control, but it can say that it is idle: asked before it is signalled
+    needs_canary: bool = False  # a wake without the canary's answer proves nothing
+    # of the run
+    generation: Generation | None = None  # None until the first cold arm
+    host: HostId | None = None
+    processes: tuple[ProcessIdentity, ...] = ()
+    canary: str | None = None
+    charged: Phase = Phase.NONE
+    ready_at_ms: Millis | None = None
+    # of the order in flight, or the last one
+    token: Token | None = None
+    deadline_ms: Millis | None = None  # the order's own bound
+    pending: Stop | None = None  # to run once the order in flight is classified
+    # of the start operation
+    wait_ends_at_ms: Millis | None = None  # how long it may wait for memory; None: until it is stopped
+    attempts: int = 0  # failed launches of this operation
+    # for people, and for the next start
+    failures: int = 0  # failed operations in a row
+    retry_at_ms: Millis | None = None  # until then a request is answered with `last_error`
+    last_error: Problem | None = None
+    stopped: Stop | None = None  # why it does not run; None while it does
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The run's identity. Raises InvariantBroken before the first arm."""
+        check(self.generation is not None, "an armed run has a generation")
+        assert self.generation is not None  # for the type checker
+        return Incarnation(self.lane, self.generation)
+
+    @property
+    def placed_on(self) -> HostId:
+        """The host of an armed run. Raises InvariantBroken before the first arm."""
+        check(self.host is not None, "an armed run has a host")
+        assert self.host is not None  # for the type checker
+        return self.host
+
+    @property
+    def answer_due_at_ms(self) -> Millis | None:
+        """When an order without an answer counts as lost."""
+        return None if self.deadline_ms is None else Millis(self.deadline_ms + ANSWER_GRACE_MS)
+
+    @property
+    def crashed_soon(self) -> bool:
+        """Whether the stop at hand came within a minute of READY."""
+        return (
+            self.ready_at_ms is not None
+            and self.stopped is not None
+            and self.stopped.asked_at_ms - self.ready_at_ms < SOON_MS
+        )
+
+
+def cooldown_ms(failed: int) -> Millis:
+    """30 s after the first failure, doubling, ten minutes at most."""
+    return Millis(min(COOLDOWN_MS * 2 ** (failed - 1), COOLDOWN_MAX_MS))
+
+
+def blank(run: Run) -> Run:
+    """What is left of `run` once its engine is gone: the facts that outlive it."""
+    return Run(
+        lane=run.lane,
+        tier=run.tier,
+        waits_idle=run.waits_idle,
+        needs_canary=run.needs_canary,
+        generation=run.generation,
+        failures=run.failures,
+        retry_at_ms=run.retry_at_ms,
+        last_error=run.last_error,
+        stopped=run.stopped,
+    )
+
+
+def shows_gone(run: Run, proof: object) -> bool:
+    """Whether `proof` is a gone proof of this run that covers everything recorded for it, helpers included."""
+    if not isinstance(proof, GoneProof) or run.generation is None or proof.incarnation != run.incarnation:
+        return False
+    if isinstance(proof, Gone):
+        return set(run.processes) <= proof.absent
+    if isinstance(proof, NeverLaunched):
+        return not run.processes  # what was recorded was launched
+    return all(process.boot_id == proof.recorded_boot_id for process in run.processes)
