@@ -17,7 +17,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, Union
+from typing import Any, Final, Union
 
 import attrs
 import cattrs
@@ -26,8 +26,6 @@ import cattrs.errors
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import proofs
 from capyctl.session import messages
-
-T = TypeVar("T")
 
 KIND: Final = "kind"
 INT_MAX: Final = 2**63 - 1  # what SQLite and other languages' clients carry
@@ -102,7 +100,7 @@ class Codec:
         """`value` as JSON values. `as_type` is needed when the value is declared as a union."""
         return self._converter.unstructure(value, unstructure_as=as_type if as_type is not None else type(value))
 
-    def decode(self, data: object, as_type: type[T]) -> T:
+    def decode(self, data: object, as_type: Any) -> Any:  # Any: a union is a type too, and no type[T]
         """The value that `encode` made. Raises Malformed, naming the type and what is wrong."""
         try:
             return self._converter.structure(data, as_type)
@@ -122,7 +120,7 @@ class Codec:
         """`encode` as canonical text: sorted keys, no spaces, ASCII."""
         return canonical(self.encode(value, as_type))
 
-    def loads(self, text: str, as_type: type[T]) -> T:
+    def loads(self, text: str, as_type: Any) -> Any:
         """`decode` of text. Raises Malformed."""
         try:
             data = json.loads(text)
@@ -134,8 +132,9 @@ class Codec:
 
     def _register(self) -> None:
         conv = self._converter
-        for scalar in (str, int, bool, float, bytes, type(None)):
-            conv.register_structure_hook_func(_is(scalar), _exactly(scalar))
+        for scalar in (str, int, bool, float):
+            conv.register_structure_hook(scalar, _exactly(scalar))
+        conv.register_structure_hook_func(lambda kind: kind is type(None), _exactly(type(None)))
         conv.register_structure_hook_func(_is_enum, _structure_enum)
         conv.register_unstructure_hook_func(_is_enum, lambda member: member.value)
         conv.register_structure_hook_func(_is_anything, lambda value, _: _plain(value))
@@ -294,10 +293,6 @@ def canonical(data: object) -> str:
 # --- kinds of types --------------------------------------------------------------------------------
 
 
-def _is(scalar: type) -> Callable[[Any], bool]:
-    return lambda kind: kind is scalar
-
-
 def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
@@ -428,7 +423,7 @@ def encode_message(message: Message) -> dict[str, Any]:
 
 def decode_message(data: object) -> Message:
     """The message that `encode_message` made. Raises Malformed."""
-    if type(data) is not dict or data.get(KIND) not in _BY_NAME:
+    if type(data) is not dict or type(data.get(KIND)) is not str or data[KIND] not in _BY_NAME:
         raise Malformed("not a session message")
     rest = dict(data)
     message: Message = SESSION.decode(rest, _BY_NAME[rest.pop(KIND)])

@@ -1,0 +1,25 @@
+"""What time it is: Unix milliseconds that never jump.
+
+Deadlines hold when somebody sets the machine's clock (a year ahead, or back): the wall clock is read
+once, and the time since then is counted by the kernel, sleep of the machine included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from capyctl.fsm.types import Millis
+
+Clock = Callable[[], Millis]
+"""Says now, in Unix milliseconds."""
+
+
+def steady() -> Clock:
+    """A clock for a role's life, anchored at the wall clock of this moment."""
+    anchor_ms = time.time_ns() // 1_000_000 - _since_boot_ms()
+    return lambda: Millis(anchor_ms + _since_boot_ms())
+
+
+def _since_boot_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -1,0 +1,376 @@
+"""What the store promises, on real files: durable means durable, and nothing is reset, invented or left half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from capyctl.control import events
+from capyctl.control.records import Counter, Record
+from capyctl.errors import Failure, Refusal
+from capyctl.server import private, schema
+from capyctl.server.store import Commit, Finished, Key, Store
+
+RECORDS = {"counter": Counter, "request": Counter}
+
+
+def counter(key: str, value: int | None, kind: str = "counter") -> Record:
+    return Record(kind=kind, key=key, value=None if value is None else Counter(value=value))
+
+
+def held(store: Store, kind: str = "counter") -> dict[str, int]:
+    return {record.key: record.value.value for record in store.load() if record.kind == kind}
+
+
+def tick(now_ms: int) -> events.Event:
+    return events.Ticked(now_ms=now_ms)
+
+
+def arrived(now_ms: int = 1) -> events.Event:
+    return events.RequestArrived(now_ms=now_ms, request="R", route="m", api="chat", stream=False, body_bytes=1)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "server"
+
+
+async def test_what_is_durable_is_there_after_the_store_is_opened_again(home, nursery):
+    store = Store(home, RECORDS)
+    await nursery.start(store.run)
+    await store.append(tick(1), [counter("a", 1), counter("b", 2)], 1, waited=True).durable()
+    await store.append(tick(2), [counter("a", 7), counter("b", None)], 2, waited=True).durable()
+    again = sqlite3.connect(home / "srv.sqlite3")
+    assert again.execute("SELECT key, json FROM rows").fetchall() == [("a", '{"value":7}')]
+
+
+async def test_steps_that_pile_up_share_one_transaction(home):
+    store = Store(home, RECORDS)
+    async with trio.open_nursery() as nursery:
+        transactions = count_transactions(store)
+        commits = [store.append(tick(n), [counter("n", n)], n, waited=True) for n in range(500)]
+        await nursery.start(store.run)
+        await commits[-1].durable()
+        assert transactions() == 1
+        nursery.cancel_scope.cancel()
+    store.close()
+    again = Store(home, RECORDS)
+    assert held(again) == {"n": 499}
+    assert len(again.journal()[1]) == 500
+    again.close()
+
+
+def count_transactions(store: Store):
+    begun = [0]
+    write = store._write
+
+    def counting(batch):
+        begun[0] += 1
+        write(batch)
+
+    store._write = counting
+    return lambda: begun[0]
+
+
+async def test_what_nobody_waits_for_is_written_when_the_store_ends(home):
+    store = Store(home, RECORDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        store.append(tick(1), [], 1, waited=False)
+        store.finished(finished("R1"))
+        nursery.cancel_scope.cancel()
+    store.close()
+    again = Store(home, RECORDS)
+    assert [event.now_ms for event in again.journal()[1]] == [1]
+    assert requests_db(home).execute("SELECT request, outcome FROM finished").fetchall() == [("R1", "ok")]
+    again.close()
+
+
+def finished(request: str) -> Finished:
+    return Finished(request=request, deployment="D", incarnation="D/0@1", outcome="ok", arrived_at_ms=1, ended_at_ms=2)
+
+
+def requests_db(home: Path) -> sqlite3.Connection:
+    return sqlite3.connect(home / "requests.sqlite3")
+
+
+async def test_requests_are_left_out_of_the_journal_and_nobody_waits_for_their_rows(home):
+    store = Store(home, RECORDS)
+    async with trio.open_nursery() as nursery:
+        commit = store.append(arrived(), [counter("R", 1, "request")], 1, waited=True)
+        with trio.fail_after(1):
+            await commit.durable()  # before the writer runs at all
+        await nursery.start(store.run)
+        await trio.sleep(0.3)
+        assert requests_db(home).execute("SELECT key FROM rows").fetchall() == [("R",)]
+        store.append(arrived(), [counter("R", None, "request"), counter("S", 1, "request")], 1, waited=False)
+        store.append(arrived(), [counter("S", None, "request")], 1, waited=False)
+        nursery.cancel_scope.cancel()
+    assert store.journal()[1] == []
+    store.close()
+    assert requests_db(home).execute("SELECT key FROM rows").fetchall() == []
+
+
+async def test_the_journal_begins_anew_from_a_snapshot_when_it_is_long(home, monkeypatch):
+    monkeypatch.setattr("capyctl.server.store.JOURNAL_MAX", 10)
+    store = Store(home, RECORDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(25):
+            await store.append(tick(number), [counter("n", number)], number, waited=True).durable()
+        nursery.cancel_scope.cancel()
+    snapshot, journal = store.journal()
+    cursor = store.cursor
+    store.close()
+    assert [event.now_ms for event in journal] == [22, 23, 24]
+    assert [(record.key, record.value.value) for record in snapshot] == [("n", 21)]
+    again = Store(home, RECORDS)
+    assert again.cursor == cursor
+    assert cursor.endswith(":25")
+    again.close()
+
+
+async def test_a_write_that_fails_fails_every_commit_and_every_later_one(home):
+    store = Store(home, RECORDS)
+    with pytest.RaisesGroup(pytest.RaisesExc(Failure, match="cannot be written")):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await store.append(tick(1), [counter("a", 1)], 1, waited=True).durable()
+            bad = store.append(tick(2), [Record(kind="counter", key="a", value=Key)], 2, waited=True)
+            nursery.start_soon(expect_failure, bad)
+    with pytest.raises(Failure):
+        await store.append(tick(3), [counter("a", 3)], 3, waited=True).durable()
+    store.close()
+    again = Store(home, RECORDS)
+    assert held(again) == {"a": 1}
+    assert len(again.journal()[1]) == 1
+    again.close()
+
+
+async def expect_failure(commit: Commit) -> None:
+    with pytest.raises(Failure):
+        await commit.durable()
+
+
+WRITER = """
+import sys, trio
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_store import RECORDS, counter, tick
+from capyctl.server.store import Store
+
+async def main():
+    store = Store(Path(sys.argv[1]), RECORDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        number = 0
+        while True:
+            number += 1
+            commits = [store.append(tick(number), [counter("n", number), counter("twin", number)], number, waited=True)]
+            await commits[-1].durable()
+            print(number, flush=True)
+
+trio.run(main)
+"""
+
+
+def test_a_writer_killed_at_any_moment_loses_nothing_that_it_called_durable(home):
+    last = 0
+    for round_number in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(home), str(Path(__file__).parent)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        assert child.stdout is not None
+        said = int(child.stdout.readline())
+        time.sleep(0.05 + 0.07 * round_number)  # a moment of its own for each round, mid-write as likely as not
+        child.send_signal(signal.SIGKILL)
+        rest = [int(line) for line in child.stdout.read().split() if line.isdigit()]
+        child.wait()
+        last = max([said, *rest])
+        store = Store(home, RECORDS)
+        rows = held(store)
+        journal = store.journal()[1]
+        store.close()
+        assert rows["n"] == rows["twin"] >= last
+        assert journal[-1].now_ms == rows["n"]
+
+
+def test_a_store_of_a_newer_release_is_refused_and_not_touched(home):
+    Store(home, RECORDS).close()
+    database = sqlite3.connect(home / "srv.sqlite3")
+    database.execute(f"PRAGMA user_version = {len(schema.STORE) + 1}")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    before = snapshot_of(home)
+    with pytest.raises(Refusal) as refused:
+        Store(home, RECORDS)
+    assert (refused.value.code, refused.value.exit_code) == ("store_from_newer_version", 5)
+    assert snapshot_of(home) == before
+
+
+def snapshot_of(home: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in home.iterdir()}
+
+
+@pytest.mark.parametrize("damage", ["text", "truncated", "scrambled", "stranger"])
+def test_a_damaged_store_is_refused_and_never_reset(home, damage):
+    Store(home, RECORDS).close()
+    path = home / "srv.sqlite3"
+    content = path.read_bytes()
+    match damage:
+        case "text":
+            path.write_bytes(b"not a database at all" * 10)
+        case "truncated":
+            path.write_bytes(content[: len(content) // 2 + 100])
+        case "scrambled":
+            path.write_bytes(content[:4096] + os.urandom(len(content) - 4096))
+        case "stranger":
+            path.write_bytes(content[:68] + b"\x00\x00\x00\x07" + content[72:])
+    damaged = path.read_bytes()
+    with pytest.raises(Failure) as failed:
+        Store(home, RECORDS)
+    assert failed.value.exit_code == 13
+    assert str(path) in failed.value.message
+    assert path.read_bytes() == damaged
+
+
+def test_a_row_of_an_unknown_kind_or_shape_stops_the_load(home):
+    Store(home, RECORDS).close()
+    database = sqlite3.connect(home / "srv.sqlite3")
+    for kind, text in (("mystery", "{}"), ("counter", '{"value": "7"}')):
+        database.execute("INSERT OR REPLACE INTO rows VALUES (?, 'k', ?)", (kind, text))
+        database.commit()
+        store = Store(home, RECORDS)
+        with pytest.raises(Failure, match=kind):
+            store.load()
+        store.close()
+        database.execute("DELETE FROM rows")
+    database.close()
+
+
+def test_its_files_are_the_owners_alone_whatever_the_umask(home):
+    before = os.umask(0)
+    try:
+        store = Store(home, RECORDS)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in home.iterdir()}
+    store.close()
+    assert {"srv.sqlite3", "srv.sqlite3-wal", "srv.sqlite3-shm", "requests.sqlite3"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_reads_nothing_of_it(home):
+    Store(home, RECORDS).close()
+    for parent in home.parents:
+        if parent != Path("/") and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    script = f"""
+import os
+os.setgid(65534); os.setuid(65534)
+for path in ({str(home)!r}, {str(home / "srv.sqlite3")!r}):
+    try:
+        os.listdir(path) if path.endswith("server") else open(path)
+    except PermissionError:
+        print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused", "refused"]
+
+
+async def test_named_keys_are_kept_by_digest(home, nursery):
+    store = Store(home, RECORDS)
+    await store.put_key(Key(name="ci", digest="d1", models=("a", "b"), created_at_ms=5))
+    await store.put_key(Key(name="all", digest="d2", models=None, created_at_ms=6))
+    with pytest.raises(sqlite3.IntegrityError):
+        await store.put_key(Key(name="ci", digest="d3", models=None, created_at_ms=7))
+    store.close()
+    again = Store(home, RECORDS)
+    assert [(key.name, key.models) for key in again.named_keys()] == [("all", None), ("ci", ("a", "b"))]
+    assert await again.drop_key("ci")
+    assert not await again.drop_key("ci")
+    again.close()
+
+
+# --- the lock and private files --------------------------------------------------------------------
+
+
+def test_two_roles_never_share_a_state_directory(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from capyctl.server.private import held\n"
+        "with held(Path(sys.argv[1]), 'standalone'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "role.lock")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(Refusal) as refused, private.held(tmp_path / "role.lock", "standalone"):
+            pass
+        assert refused.value.exit_code == 13
+        assert f"process {child.pid} already runs standalone" in refused.value.message
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+    with private.held(tmp_path / "role.lock", "standalone"):  # the kernel let go of it
+        assert (tmp_path / "role.lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("wrong", ["mode", "link", "hard link", "directory", "large"])
+def test_a_file_that_is_not_private_is_not_read(tmp_path, wrong):
+    path = tmp_path / "credentials"
+    private.write_private(path, b"secret")
+    match wrong:
+        case "mode":
+            path.chmod(0o644)
+        case "link":
+            path.rename(tmp_path / "elsewhere")
+            path.symlink_to(tmp_path / "elsewhere")
+        case "hard link":
+            os.link(path, tmp_path / "twin")
+        case "directory":
+            path.unlink()
+            path.mkdir(mode=0o600)
+        case "large":
+            private.write_private(path, b"x" * 100)
+    with pytest.raises(Refusal) as refused:
+        private.read_private(path, most=50)
+    assert refused.value.code == "unsafe_file"
+    assert str(path) in refused.value.message
+
+
+def test_a_directory_that_others_could_swap_is_refused(tmp_path):
+    good = private.private_directory(tmp_path / "state")
+    assert stat.S_IMODE(good.stat().st_mode) == 0o700
+    good.chmod(0o750)
+    with pytest.raises(Refusal, match="chmod 700"):
+        private.private_directory(good)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(Refusal, match="writable by others"):
+        private.private_directory(tmp_path / "open" / "state")
+    (tmp_path / "link").symlink_to(good)
+    with pytest.raises(Refusal, match="symbolic link"):
+        private.private_directory(tmp_path / "link")
+    with pytest.raises(Refusal, match="symbolic link"):
+        private.private_directory(tmp_path / "link" / "below")
