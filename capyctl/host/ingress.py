@@ -1,0 +1,259 @@
+"""The way from the router into an engine: pooled loopback connections, one launch key per incarnation.
+
+Gates here are bound to an incarnation: `admit` opens one, `close` cuts every connection of it and
+refuses what comes after. Which requests come at all is decided elsewhere.
+
+A pooled connection is a guess that the engine still holds it. Engines close an idle one after 5 s
+(llama.cpp after 100 requests too), so ours rest shorter and carry fewer. When one dies all the same
+before a byte of an answer, it matters whether the engine can have had the request: the kernel's count
+of acknowledged bytes says so. Nothing acknowledged means that nothing was accepted, and the request
+goes out once more on a fresh connection; anything else is a broken upstream, never a second send.
+
+Abandoning half-closes and waits in the background for the engine's own EOF, which is half of P-CLOSED
+where an EOF proves that the handler has returned.
+Source: decisions 2, 14, 26; engines 5, 14; api 2.13, 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from capyctl.fsm.types import Incarnation, Millis, RequestId
+from capyctl.host import wire
+from capyctl.host.clock import now_ms
+from capyctl.host.http import head
+from capyctl.host.wire import Wire, WireBroken
+from capyctl.router.desk import NotAccepted, Ticket, UpstreamBroken
+
+IDLE_S = 4.0
+REQUESTS_MAX = 90
+IDLE_CONNECTIONS_MAX = 32  # as many as a deployment has places
+EOF_LIMIT_S = 30.0
+CONNECT_S = 5.0
+
+UpstreamEnded = Callable[[RequestId, Millis, Millis], None]
+"""(request, half_closed_at_ms, eof_at_ms): the engine has closed after we did. Must not block."""
+
+
+@attrs.define(eq=False)
+class Endpoint:
+    """One incarnation's engine: its port and key, its idle connections and those in use."""
+
+    incarnation: Incarnation
+    port: int
+    key: str
+    idle: list[Wire] = attrs.field(factory=list)
+    busy: set[Wire] = attrs.field(factory=set)
+    leaving: set[Wire] = attrs.field(factory=set)  # half-closed, waiting for the engine's EOF
+
+    def take_idle(self) -> Wire | None:
+        """The youngest idle connection that can still be believed; the others are closed."""
+        ends = trio.current_time() - IDLE_S
+        while self.idle:
+            candidate = self.idle.pop()
+            if candidate.idle_since >= ends and not candidate.stale():
+                return candidate
+            candidate.close()
+        return None
+
+    def close_all(self) -> None:
+        for connection in (*self.idle, *self.busy, *self.leaving):
+            connection.close()
+        self.idle.clear()
+        self.busy.clear()
+        self.leaving.clear()
+
+
+@attrs.define(eq=False)
+class Relay:
+    """`desk.Exchange`: one request inside an engine, and its answer as it comes."""
+
+    status: int
+    content_type: str
+    _wire: Wire
+    _endpoint: Endpoint
+    _ingress: Ingress
+    _over: bool = False
+
+    async def receive_some(self) -> bytes:
+        """The next bytes of the body, b"" at its end. Raises: UpstreamBroken."""
+        try:
+            return await self._wire.receive_some()
+        except WireBroken as broken:
+            raise UpstreamBroken(str(broken)) from broken
+
+    async def aclose(self) -> None:
+        """Give the connection back when the body ended, else close it at once."""
+        if not self._over:
+            self._over = True
+            self._ingress._finished(self._endpoint, self._wire)
+
+    def abandon(self, request: RequestId) -> None:
+        """Half-close now, wait for the engine's EOF in the background. Never blocks."""
+        if not self._over:
+            self._over = True
+            self._ingress._abandon(self._endpoint, self._wire, request)
+
+
+@attrs.define(eq=False)
+class Ingress:
+    """`desk.Upstream` of this machine. `run` owns what goes on in the background; start it first."""
+
+    on_upstream_ended: UpstreamEnded
+    eof_limit_s: float = EOF_LIMIT_S
+    _endpoints: dict[Incarnation, Endpoint] = attrs.field(factory=dict)
+    _nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; then every connection closes, and the engines read EOF."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                while True:
+                    await trio.sleep(IDLE_S)
+                    self._retire_idle()
+        finally:
+            self._nursery = None
+            for endpoint in list(self._endpoints.values()):
+                endpoint.close_all()
+            self._endpoints.clear()
+
+    # --- gates ---------------------------------------------------------------------------------------
+
+    def admit(self, incarnation: Incarnation, port: int, key: str) -> None:
+        """Let requests of this incarnation through to its engine. Admitting it again changes nothing."""
+        endpoint = self._endpoints.get(incarnation)
+        if endpoint is None or (endpoint.port, endpoint.key) != (port, key):
+            self.close(incarnation)
+            self._endpoints[incarnation] = Endpoint(incarnation, port, key)
+
+    def close(self, incarnation: Incarnation) -> int:
+        """Cut every connection of the incarnation and refuse new ones; returns how many were in use."""
+        endpoint = self._endpoints.pop(incarnation, None)
+        if endpoint is None:
+            return 0
+        cut = len(endpoint.busy) + len(endpoint.leaving)
+        endpoint.close_all()
+        return cut
+
+    def in_flight(self, incarnation: Incarnation) -> int:
+        """Requests inside the engine, those that we have given up included."""
+        endpoint = self._endpoints.get(incarnation)
+        return 0 if endpoint is None else len(endpoint.busy) + len(endpoint.leaving)
+
+    def abandoned(self, incarnation: Incarnation) -> int:
+        """Requests that were given up and whose EOF has not come."""
+        endpoint = self._endpoints.get(incarnation)
+        return 0 if endpoint is None else len(endpoint.leaving)
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    async def open(self, incarnation: Incarnation, path: str, body: bytes, ticket: Ticket) -> Relay:
+        """Send `body` (JSON) and wait for the head of the answer; `ticket.sent()` comes before the first byte.
+
+        Cancelled after that, the request is abandoned as by `Relay.abandon`.
+        Raises: NotAccepted when the engine took nothing, UpstreamBroken when it may have and no head came.
+        """
+        endpoint = self._endpoints.get(incarnation)
+        if endpoint is None:
+            raise NotAccepted(f"the gate of {incarnation} is closed on this host")
+        target = path.encode("ascii")
+        connection = endpoint.take_idle()
+        if connection is not None:
+            ticket.sent()
+            answer = await self._exchange(endpoint, connection, target, body, ticket.request, pooled=True)
+            if answer is not None:
+                return answer
+            if self._endpoints.get(incarnation) is not endpoint:
+                raise NotAccepted(f"the gate of {incarnation} closed")
+            connection = await self._connect(endpoint)
+        else:
+            connection = await self._connect(endpoint)
+            ticket.sent()
+        answer = await self._exchange(endpoint, connection, target, body, ticket.request, pooled=False)
+        assert answer is not None  # only a pooled connection may turn out never to have been one
+        return answer
+
+    async def _connect(self, endpoint: Endpoint) -> Wire:
+        try:
+            with trio.fail_after(CONNECT_S):
+                connection = await wire.connect(endpoint.port)
+        except OSError as error:
+            raise NotAccepted(f"the engine does not accept connections: {error.strerror}") from error
+        except trio.TooSlowError:
+            raise NotAccepted(f"the engine did not accept a connection within {CONNECT_S:g} s") from None
+        if self._endpoints.get(endpoint.incarnation) is not endpoint:
+            connection.close()
+            raise NotAccepted(f"the gate of {endpoint.incarnation} closed")
+        return connection
+
+    async def _exchange(
+        self, endpoint: Endpoint, connection: Wire, target: bytes, body: bytes, request: RequestId, *, pooled: bool
+    ) -> Relay | None:
+        """One attempt. None when a pooled connection was dead and the engine provably took nothing."""
+        endpoint.busy.add(connection)
+        acked = connection.acked_bytes() if pooled else None
+        broken: WireBroken | None = None
+        try:
+            try:
+                await connection.send(head(endpoint.port, endpoint.key, body), b"POST", target, body)
+            except WireBroken as error:
+                # An engine that refuses a body early answers and closes while we still write: read that answer.
+                broken = error
+            status, content_type = await connection.head()
+        except WireBroken as error:
+            endpoint.busy.discard(connection)
+            nothing_back = not (connection.answered or connection.reset)
+            unaccepted = pooled and nothing_back and acked is not None and connection.acked_bytes() == acked
+            connection.close()
+            if unaccepted:
+                return None
+            raise UpstreamBroken(str(broken or error)) from error
+        except trio.Cancelled:
+            self._abandon(endpoint, connection, request)
+            raise
+        return Relay(status, content_type, connection, endpoint, self)
+
+    def _finished(self, endpoint: Endpoint, connection: Wire) -> None:
+        endpoint.busy.discard(connection)
+        admitted = self._endpoints.get(endpoint.incarnation) is endpoint
+        if admitted and connection.requests < REQUESTS_MAX and connection.recycle():
+            endpoint.idle.append(connection)
+            if len(endpoint.idle) > IDLE_CONNECTIONS_MAX:
+                endpoint.idle.pop(0).close()
+        else:
+            connection.close()
+
+    def _abandon(self, endpoint: Endpoint, connection: Wire, request: RequestId) -> None:
+        endpoint.busy.discard(connection)
+        if self._nursery is None or self._endpoints.get(endpoint.incarnation) is not endpoint:
+            connection.close()  # cut by `close`: what is left of it is settled by the engine's end
+            return
+        connection.half_close()
+        endpoint.leaving.add(connection)
+        self._nursery.start_soon(self._await_eof, endpoint, connection, request, now_ms())
+
+    async def _await_eof(
+        self, endpoint: Endpoint, connection: Wire, request: RequestId, half_closed_at_ms: Millis
+    ) -> None:
+        """Report the engine's EOF. Without one within the limit the request settles at the engine's stop."""
+        ended = False
+        try:
+            with trio.move_on_after(self.eof_limit_s):
+                ended = await connection.until_eof()
+        finally:
+            endpoint.leaving.discard(connection)
+            connection.close()
+        if ended:
+            self.on_upstream_ended(request, half_closed_at_ms, now_ms())
+
+    def _retire_idle(self) -> None:
+        """Close what has rested too long, before the engine does."""
+        ends = trio.current_time() - IDLE_S
+        for endpoint in self._endpoints.values():
+            for connection in [one for one in endpoint.idle if one.idle_since < ends or one.stale()]:
+                endpoint.idle.remove(connection)
+                connection.close()

@@ -1,0 +1,152 @@
+"""How much memory this machine has for engines: /proc/meminfo under the tightest control group above us.
+
+A container's limit is invisible in /proc/meminfo, and a role that plans with the machine's memory
+inside a smaller group is ended by the kernel. So both versions of control groups are read, from our own
+group up to the root, and the tightest limit counts. Page cache that the kernel can drop is not in use.
+Source: memory 3; config 16.1; cli 8.4 (`memory_source`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+
+from capyctl.fsm.types import Bytes, ProcessIdentity
+from capyctl.host.identity import PROC, Presence, presence
+
+CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
+
+
+@attrs.frozen(kw_only=True)
+class Seen:
+    """Memory at one look, bytes. `source`: meminfo, cgroup_v2:<group>, cgroup_v1:<group>, meminfo:<why not a group>."""
+
+    capacity_bytes: Bytes
+    available_bytes: Bytes
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class _Group:
+    limit: int
+    used: int
+    name: str
+
+
+class _Unreadable(Exception):
+    """A control group exists, but its limits cannot be read."""
+
+
+def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Seen:
+    """What the machine, or the tightest control group above this process, has and has free."""
+    info = _meminfo(proc)
+    capacity, available, source = info["MemTotal"], info["MemAvailable"], "meminfo"
+    try:
+        groups = list(_limited_groups(proc, cgroups))
+    except _Unreadable as unread:
+        return Seen(capacity_bytes=Bytes(capacity), available_bytes=Bytes(available), source=f"meminfo:{unread}")
+    for group in groups:
+        if group.limit < capacity:
+            capacity, source = group.limit, group.name
+        available = min(available, max(0, group.limit - group.used))
+    return Seen(capacity_bytes=Bytes(capacity), available_bytes=Bytes(available), source=source)
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    rows = (line.split() for line in (proc / "meminfo").read_text("ascii").splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) >= 2}
+
+
+def _limited_groups(proc: Path, cgroups: Path) -> Iterator[_Group]:
+    """Our group and its ancestors that have a limit. Raises: _Unreadable."""
+    try:
+        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
+    except FileNotFoundError:  # a kernel without control groups
+        return
+    unified: str | None = None
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield from _version_1(cgroups, path)
+            return
+        if number == "0" and not controllers:
+            unified = path
+    if unified is not None:
+        yield from _version_2(cgroups, unified)
+
+
+def _version_2(cgroups: Path, path: str) -> Iterator[_Group]:
+    root = cgroups / "unified" if (cgroups / "unified/cgroup.controllers").exists() else cgroups
+    try:
+        for directory, name in _ancestry(root, path):
+            limit = directory / "memory.max"
+            if limit.exists() and (text := limit.read_text("ascii").strip()) != "max":
+                used = int((directory / "memory.current").read_text("ascii"))
+                cache = _stat(directory / "memory.stat", "inactive_file")
+                yield _Group(limit=int(text), used=used - cache, name=f"cgroup_v2:{name}")
+    except (OSError, ValueError):
+        raise _Unreadable("cgroup_v2_unreadable") from None
+
+
+def _version_1(cgroups: Path, path: str) -> Iterator[_Group]:
+    try:
+        for directory, name in _ancestry(cgroups / "memory", path):
+            limit = int((directory / "memory.limit_in_bytes").read_text("ascii"))
+            if limit < _UNLIMITED:
+                used = int((directory / "memory.usage_in_bytes").read_text("ascii"))
+                cache = _stat(directory / "memory.stat", "total_inactive_file")
+                yield _Group(limit=limit, used=used - cache, name=f"cgroup_v1:{name}")
+    except (OSError, ValueError):
+        raise _Unreadable("cgroup_v1_unread") from None
+
+
+def _ancestry(root: Path, path: str) -> Iterator[tuple[Path, str]]:
+    """Our group's directory, then each above it up to `root`, with their names as the kernel says them.
+
+    Inside a container the path may be the host's, while the mount shows our own group at its root;
+    directories that are not there are passed over, and the root is looked at in any case.
+    """
+    here = Path(path.strip())
+    for group in (here, *here.parents):
+        directory = root / str(group).lstrip("/")
+        if directory.is_dir():
+            yield directory, str(group)
+    if not root.is_dir():
+        raise OSError(f"{root} is not mounted")
+
+
+def _stat(path: Path, key: str) -> int:
+    for line in path.read_text("ascii").splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def resident_bytes(processes: Iterable[ProcessIdentity], proc: Path = PROC) -> Bytes:
+    """Anonymous and shared memory that the living ones of `processes` hold, bytes.
+
+    File-backed pages are left out: the kernel counts most of them as available, so a mapped model file
+    in the page cache would be counted twice. One process alone shares with nobody, and its status says
+    it at once; several are asked for their proportional share, which walks their page tables.
+    """
+    alive = [p.pid for p in processes if presence(p, proc) is Presence.ALIVE]
+    if len(alive) == 1:
+        return Bytes(_sum(proc / str(alive[0]) / "status", ("RssAnon:", "RssShmem:")))
+    total = 0
+    for pid in alive:
+        share = _sum(proc / str(pid) / "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+        total += share or _sum(proc / str(pid) / "status", ("RssAnon:", "RssShmem:"))
+    return Bytes(total)
+
+
+def _sum(path: Path, keys: tuple[str, ...]) -> int:
+    """The named rows of a file of `Name: N kB`, in bytes; 0 when it cannot be read (it ended)."""
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(keys))
