@@ -17,7 +17,8 @@ import trio
 from capyctl.control import events
 from capyctl.control.records import Counter, Record
 from capyctl.errors import Failure, Refusal
-from capyctl.server import private, schema
+from capyctl.server import schema
+from capyctl.server.lock import held as lock_held
 from capyctl.server.store import Commit, Finished, Key, Store
 
 RECORDS = {"counter": Counter, "request": Counter}
@@ -166,6 +167,7 @@ import sys, trio
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_store import RECORDS, counter, tick
+from capyctl.server.lock import held as lock_held
 from capyctl.server.store import Store
 
 async def main():
@@ -306,12 +308,12 @@ async def test_named_keys_are_kept_by_digest(home, nursery):
     again.close()
 
 
-# --- the lock and private files --------------------------------------------------------------------
+# --- the lock --------------------------------------------------------------------
 
 
 def test_two_roles_never_share_a_state_directory(tmp_path):
     script = (
-        "import sys, time; from pathlib import Path; from capyctl.server.private import held\n"
+        "import sys, time; from pathlib import Path; from capyctl.server.lock import held\n"
         "with held(Path(sys.argv[1]), 'standalone'):\n    print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen(
@@ -323,7 +325,7 @@ def test_two_roles_never_share_a_state_directory(tmp_path):
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        with pytest.raises(Refusal) as refused, private.held(tmp_path / "role.lock", "standalone"):
+        with pytest.raises(Refusal) as refused, lock_held(tmp_path / "role.lock", "standalone"):
             pass
         assert refused.value.exit_code == 13
         assert f"process {child.pid} already runs standalone" in refused.value.message
@@ -332,45 +334,5 @@ def test_two_roles_never_share_a_state_directory(tmp_path):
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
-    with private.held(tmp_path / "role.lock", "standalone"):  # the kernel let go of it
+    with lock_held(tmp_path / "role.lock", "standalone"):  # the kernel let go of it
         assert (tmp_path / "role.lock").read_text() == f"{os.getpid()}\n"
-
-
-@pytest.mark.parametrize("wrong", ["mode", "link", "hard link", "directory", "large"])
-def test_a_file_that_is_not_private_is_not_read(tmp_path, wrong):
-    path = tmp_path / "credentials"
-    private.write_private(path, b"secret")
-    match wrong:
-        case "mode":
-            path.chmod(0o644)
-        case "link":
-            path.rename(tmp_path / "elsewhere")
-            path.symlink_to(tmp_path / "elsewhere")
-        case "hard link":
-            os.link(path, tmp_path / "twin")
-        case "directory":
-            path.unlink()
-            path.mkdir(mode=0o600)
-        case "large":
-            private.write_private(path, b"x" * 100)
-    with pytest.raises(Refusal) as refused:
-        private.read_private(path, most=50)
-    assert refused.value.code == "unsafe_file"
-    assert str(path) in refused.value.message
-
-
-def test_a_directory_that_others_could_swap_is_refused(tmp_path):
-    good = private.private_directory(tmp_path / "state")
-    assert stat.S_IMODE(good.stat().st_mode) == 0o700
-    good.chmod(0o750)
-    with pytest.raises(Refusal, match="chmod 700"):
-        private.private_directory(good)
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(Refusal, match="writable by others"):
-        private.private_directory(tmp_path / "open" / "state")
-    (tmp_path / "link").symlink_to(good)
-    with pytest.raises(Refusal, match="symbolic link"):
-        private.private_directory(tmp_path / "link")
-    with pytest.raises(Refusal, match="symbolic link"):
-        private.private_directory(tmp_path / "link" / "below")
