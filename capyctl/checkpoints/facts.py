@@ -19,15 +19,16 @@ LAYERS_MAX = 1024
 
 # Architectures whose memory is not a plain per-token cache in each layer. Keys of the header are looked at
 # as well, so that a new architecture with a known feature is caught without a row here.
-_RECURRENT = frozenset(
-    "mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7 jamba bamba falcon-h1 granitehybrid nemotron_h nemotron_h_moe plamo2 "
-    "lfm2 lfm2moe qwen3next qwen35 qwen35moe kimi-linear minimax-text".split()
-)
-_ENCODERS = frozenset(
-    "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert t5encoder t5 "
-    "gemma-embedding llama-embed wavtokenizer-dec clip".split()
-)
-_DIFFUSION = frozenset("dream llada llada-moe rnd1".split())
+_RECURRENT = frozenset({
+    "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "bamba", "falcon-h1", "granitehybrid",
+    "nemotron_h", "nemotron_h_moe", "plamo2", "lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "kimi-linear",
+    "minimax-text",
+})  # fmt: skip
+_ENCODERS = frozenset({
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+    "t5", "t5encoder", "gemma-embedding", "wavtokenizer-dec",
+})  # fmt: skip
+_DIFFUSION = frozenset(["dream", "llada", "llada-moe", "rnd1"])
 _REASONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("recurrent layers", ("ssm.", "wkv.", "shortconv.", "full_attention_interval", "attention.recurrent_layers")),
     ("latent attention (MLA)", ("attention.key_length_mla", "attention.kv_lora_rank")),
@@ -77,9 +78,7 @@ def _header(listing: Listing, name: str) -> Header:
         return read_header(file.real)
     except Refusal as refusal:
         # `real` may be a content-addressed blob; people know the file by its name in the directory.
-        raise Refusal(
-            refusal.code, refusal.message.replace(file.real.name, name, 1), details=refusal.details
-        ) from None
+        raise Refusal(refusal.code, refusal.message.replace(file.real.name, name, 1), details=refusal.details) from None
 
 
 def _check_split(headers: Mapping[str, Header], pick: GgufPick) -> None:

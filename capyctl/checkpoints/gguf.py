@@ -9,7 +9,6 @@ Source: memory 5.12, 5.15; security 5.
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import struct
@@ -141,7 +140,7 @@ class Header:
 class _Cursor:
     """A forward reader over a bounded window of the file."""
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
+    def __init__(self, stream: _Whole, name: str) -> None:
         self.stream, self.name = stream, name
         self.buffer = b""
         self.at = 0  # next unread byte of the buffer
@@ -177,7 +176,7 @@ class _Cursor:
 
     def count(self, form: struct.Struct, most: int, what: str) -> int:
         value = self.unpack(form)
-        assert isinstance(value, int)  # noqa: S101 - every caller passes an integer form
+        assert isinstance(value, int)
         if not 0 <= value <= most:
             raise self.refuse(f"{what} of {value}; at most {most} are read")
         return value
@@ -271,7 +270,7 @@ def parse_header(stream: BinaryIO, name: str, *, file_bytes: int | None = None) 
     return header
 
 
-class _Whole(io.RawIOBase):
+class _Whole:
     """A stream whose `read` gives as much as asked unless the file ends: raw files may give less."""
 
     def __init__(self, stream: BinaryIO) -> None:

@@ -62,7 +62,8 @@ def bytes_per_token(facts: Mapping[str, Any], cache_type: str, *, flash_attentio
         if length % values:
             raise Refusal(
                 "invalid_config",
-                f"engine_config.kv_cache_dtype: {cache_type} packs {values} values and this model's {what} heads have {length}",
+                f"engine_config.kv_cache_dtype: {cache_type} packs {values} values; "
+                f"this model's {what} heads have {length}",
             )
     heads = [int(number) for number in facts["kv_heads"]]
     widest = max(heads)
@@ -92,7 +93,9 @@ def unaccounted(facts: Mapping[str, Any], gpu_layers: int | str, args: Sequence[
 
 def flash_attention_on(cache_type: str, args: Sequence[str]) -> bool:
     """Whether flash attention is certain: asked for, or forced by a quantised V."""
-    asked = [args[index + 1] for index, word in enumerate(args[:-1]) if word.replace("_", "-") in ("--flash-attn", "-fa")]
+    asked = [
+        args[index + 1] for index, word in enumerate(args[:-1]) if word.replace("_", "-") in ("--flash-attn", "-fa")
+    ]
     if asked and asked[-1] == "off" and TYPES[cache_type][0] > 1:
         raise Refusal(
             "invalid_config",

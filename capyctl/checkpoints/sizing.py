@@ -112,12 +112,12 @@ def derive_plan(
 
 
 def _machine(document: Deployment, policy: HostPolicy) -> _Machine:
-    wanted = document.devices[0].id if document.devices else None
+    wanted = str(document.devices[0].id) if document.devices and document.devices[0].id else None
     sharing = document.devices[0].sharing if document.devices else None
     fitting = [
         (name, limits)
         for name, limits in sorted(policy.domains.items(), key=lambda item: (len(item[0]), item[0]))
-        if limits.kind is not DomainKind.DISTINCT and wanted in (None, limits.device)
+        if limits.kind is not DomainKind.DISTINCT and (wanted is None or wanted == limits.device)
     ]
     if not fitting:
         what = f"the device {wanted}" if wanted else "a memory domain for an engine"
@@ -153,7 +153,8 @@ def _needs(facts: Mapping[str, Any], document: Deployment, machine: _Machine, sl
     if per_token is None and memory.kv_cache is None:
         raise Refusal(
             "no_safe_estimate",
-            f"the memory of {document.name} cannot be derived: {why}. State engine_config.memory.kv_cache, or resources",
+            f"the memory of {document.name} cannot be derived: {why}. "
+            "State engine_config.memory.kv_cache, or resources",
         )
     declared = _declared_context(facts, document, slots)
     margin = machine.margin(weights)
@@ -192,8 +193,8 @@ def _budget(
         if left <= 0:
             raise Refusal(
                 "checkpoint_unusable",
-                f"engine_config.memory.request of {gib(memory.request.bytes)} leaves no KV cache beside {gib(weights)} of "
-                f"weights and {gib(machine.margin(weights))} of margin",
+                f"engine_config.memory.request of {gib(memory.request.bytes)} leaves no KV cache beside "
+                f"{gib(weights)} of weights and {gib(machine.margin(weights))} of margin",
                 details={"weight_bytes": weights, "margin_bytes": machine.margin(weights)},
             )
         return left, left
@@ -208,10 +209,13 @@ def _declared_context(facts: Mapping[str, Any], document: Deployment, slots: int
         return None
     if trained is not None and context > trained:
         raise Refusal(
-            "invalid_config", f"engine_config.context_length: {context} is above the {trained} that the model was trained on"
+            "invalid_config",
+            f"engine_config.context_length: {context} is above the {trained} that the model was trained on",
         )
     if slots * kv_cache.pad(context) > _INT_MAX:
-        raise Refusal("invalid_config", f"engine_config: {slots} slots of {context} tokens are more than the engine can count")
+        raise Refusal(
+            "invalid_config", f"engine_config: {slots} slots of {context} tokens are more than the engine can count"
+        )
     return context
 
 
@@ -241,8 +245,8 @@ def _fit(
         needed = slots * kv_cache.CONTEXT_STEP * per_token
         raise Refusal(
             "checkpoint_unusable",
-            f"{gib(budget)} of KV cache holds no {kv_cache.CONTEXT_STEP} tokens in each of {slots} slots; {gib(needed)} would. "
-            "Lower max_concurrent_requests or raise memory.kv_cache",
+            f"{gib(budget)} of KV cache holds no {kv_cache.CONTEXT_STEP} tokens in each of {slots} slots; "
+            f"{gib(needed)} would. Lower max_concurrent_requests or raise memory.kv_cache",
             details={"needs_bytes": needed, "budget_bytes": budget},
         )
     if trained is not None and trained <= tokens:
@@ -258,7 +262,10 @@ def _context_beside_resources(
     stated = document.engine_config.memory.kv_cache
     budget = stated.bytes if stated is not None else left
     if declared is None and budget <= 0:
-        raise Refusal("checkpoint_unusable", f"the ready phase of resources leaves no KV cache beside the weights of {document.name}")
+        raise Refusal(
+            "checkpoint_unusable",
+            f"the ready phase of resources leaves no KV cache beside the weights of {document.name}",
+        )
     if declared is not None and stated is None:
         return declared, None  # resources are the operator's own sums
     return _fit(facts, declared, slots, per_token, budget, why)
@@ -284,7 +291,7 @@ def _derived_phases(needs: _Needs, machine: _Machine) -> tuple[dict[Phase, Alloc
 def _declared_phases(document: Deployment, policy: HostPolicy, machine: _Machine) -> dict[Phase, Allocation]:
     """The `resources` block as it is written. Source: memory 7."""
     resources = document.resources
-    assert resources is not None  # noqa: S101 - the caller looked
+    assert resources is not None
     if resources.gpu is not None and resources.ram is not None:
         if not machine.card:
             both = {machine.domain: Bytes(resources.gpu.bytes + resources.ram.bytes)}
@@ -308,9 +315,13 @@ def _declared_phase(block: PhaseResources, policy: HostPolicy, machine: _Machine
     unknown = sorted(set(amounts) - set(policy.domains))
     if unknown:
         known = ", ".join(sorted(policy.domains))
-        raise Refusal("host_ineligible", f"resources.{phase.value}: {policy.name} has no domain {unknown[0]}; it has {known}")
+        raise Refusal(
+            "host_ineligible", f"resources.{phase.value}: {policy.name} has no domain {unknown[0]}; it has {known}"
+        )
     if machine.card and machine.system is not None and machine.system not in amounts:
-        raise Refusal("missing_system_allocation", f"resources.{phase.value}: a model on a card also needs {machine.system}")
+        raise Refusal(
+            "missing_system_allocation", f"resources.{phase.value}: a model on a card also needs {machine.system}"
+        )
     return Allocation(bytes=amounts, claims=machine.claims if block.devices or not machine.card else ())
 
 
@@ -327,8 +338,9 @@ def _check_fits(
             card = limits.kind is DomainKind.DEVICE
             raise Refusal(
                 "insufficient_device_memory" if card else "insufficient_resources",
-                f"{name} needs {gib(amount)} on {domain} of {policy.name} while it is {phase.value}; at most {gib(most)} may be "
-                "used there. Lower context_length or max_concurrent_requests, or choose a smaller model",
+                f"{name} needs {gib(amount)} on {domain} of {policy.name} while it is {phase.value}; "
+                f"at most {gib(most)} may be used there. "
+                "Lower context_length or max_concurrent_requests, or choose a smaller model",
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -18,7 +19,9 @@ from capyctl.errors import Refusal
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 NAMES_MAX = 64
 VALUE_BYTES_MAX = 4096
-FREE_NAMES = frozenset({"MAX_JOBS", "FLASHINFER_NVCC_THREADS", "TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "RUST_LOG"})
+FREE_NAMES = frozenset(
+    {"MAX_JOBS", "FLASHINFER_NVCC_THREADS", "TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "RUST_LOG"}
+)
 """Names that a deployment may set without approval."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -60,8 +63,8 @@ def reserved_reason(name: str, family: Sequence[Reserved]) -> str | None:
     return next((row.why for row in (*EVERY_ENGINE, *family) if row.covers(name)), None)
 
 
-def check_env(env: Mapping[str, str], family: Sequence[Reserved], *, where: str) -> None:
-    """The rules of both levels: known shape, bounds, and no reserved name.
+def check_env(env: Mapping[Any, str], family: Sequence[Reserved], *, where: str) -> None:
+    """The rules of both levels: known shape, bounds, and no reserved name. Keys are text, or a NewType of it.
 
     Raises: Refusal `invalid_config`, or `engine_env_reserved:<name>`.
     """
@@ -77,7 +80,7 @@ def check_env(env: Mapping[str, str], family: Sequence[Reserved], *, where: str)
             raise Refusal(f"engine_env_reserved:{name}", f"{where}: {name} is owned by CapyCTL: {why}")
 
 
-def check_deployment_env(env: Mapping[str, str], family: Sequence[Reserved], approved: Sequence[str]) -> None:
+def check_deployment_env(env: Mapping[Any, str], family: Sequence[Reserved], approved: Sequence[str]) -> None:
     """A deployment's `engine_config.env`: as `check_env`, and each name free or approved by the profile.
 
     Raises: also Refusal `engine_env_not_approved:<name>`.
@@ -87,7 +90,8 @@ def check_deployment_env(env: Mapping[str, str], family: Sequence[Reserved], app
         if name not in FREE_NAMES and not any(_matches(name, pattern) for pattern in approved):
             raise Refusal(
                 f"engine_env_not_approved:{name}",
-                f"engine_config.env: the profile does not approve {name}. Try: capyctl engine add … --approve-env {name}",
+                f"engine_config.env: the profile does not approve {name}. "
+                f"Try: capyctl engine add … --approve-env {name}",
             )
 
 
@@ -109,5 +113,6 @@ def check_approved_env(patterns: Sequence[str], family: Sequence[Reserved]) -> N
         stem = pattern.rstrip("*")
         if stem != "PYTHONUNBUFFERED" and any(row.covers(stem) for row in (*EVERY_ENGINE, *family)):
             raise Refusal(
-                f"engine_env_reserved:{pattern}", f"security.approved_env: {pattern} matches only names that CapyCTL owns"
+                f"engine_env_reserved:{pattern}",
+                f"security.approved_env: {pattern} matches only names that CapyCTL owns",
             )

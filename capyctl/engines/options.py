@@ -137,7 +137,8 @@ def check_extra_args(policy: OptionPolicy, args: Sequence[str], consent: Consent
 def _check_word(where: str, word: str) -> None:
     if not word or len(word.encode()) > ARGUMENT_BYTES_MAX or any(ord(char) < 32 for char in word):
         raise Refusal(
-            "invalid_config", f"{where}: each word is one line of 1 to {ARGUMENT_BYTES_MAX} bytes without control characters"
+            "invalid_config",
+            f"{where}: each word is one line of 1 to {ARGUMENT_BYTES_MAX} bytes without control characters",
         )
 
 
@@ -148,7 +149,9 @@ def _check_option(policy: OptionPolicy, where: str, word: str, consent: Consent)
     if not _LONG.fullmatch(word.partition("=")[0]):
         raise Refusal("invalid_config", f"{where}: {name!r} is not an option's name")
     if "=" in word and not policy.equals:
-        raise Refusal("invalid_config", f"{where}: {name}=… is not understood by {policy.family}; give the value as a word")
+        raise Refusal(
+            "invalid_config", f"{where}: {name}=… is not understood by {policy.family}; give the value as a word"
+        )
     rule = policy.rule(word)
     if rule.kind is OptionClass.TYPED:
         raise Refusal("invalid_config", f"{where}: {name} is stated by {rule.field}; remove it here")
@@ -202,7 +205,9 @@ def check_real_paths(policy: OptionPolicy, args: Sequence[str], consent: Consent
         for path in paths_in(word):
             real = os.path.realpath(path)
             if not inside(real, roots):
-                raise Refusal("invalid_config", f"{rule.names[0]} names {path}, which leads to {real}, outside the approved paths")
+                raise Refusal(
+                    "invalid_config", f"{rule.names[0]} names {path}, which leads to {real}, outside the approved paths"
+                )
 
 
 def check_fixed_args(policy: OptionPolicy, args: Sequence[str], where: str = "args") -> None:
@@ -220,7 +225,8 @@ def check_fixed_args(policy: OptionPolicy, args: Sequence[str], where: str = "ar
             continue
         if "=" in word and not policy.equals:
             raise Refusal(
-                "invalid_config", f"{where}: {normal(word)}=… is not understood by {policy.family}; give the value as a word"
+                "invalid_config",
+                f"{where}: {normal(word)}=… is not understood by {policy.family}; give the value as a word",
             )
         rule = policy.rule(word)
         if rule.kind is OptionClass.TYPED:
@@ -239,7 +245,9 @@ def check_approved_options(policy: OptionPolicy, options: Sequence[str]) -> None
             raise Refusal("invalid_config", f"security.approved_options: {option!r} is not a long option's name")
         rule = policy.rule(option)
         if rule.kind in (OptionClass.RESERVED, OptionClass.TYPED):
-            raise Refusal("invalid_config", f"security.approved_options: {normal(option)} cannot be approved: {rule.why}")
+            raise Refusal(
+                "invalid_config", f"security.approved_options: {normal(option)} cannot be approved: {rule.why}"
+            )
 
 
 def mentions(policy: OptionPolicy, args: Sequence[str], name: str) -> bool:

@@ -129,7 +129,9 @@ _NEVER = (
     _owned("an engine runs no tools", "--agent", "--no-agent"),
     _owned("an engine runs no tools", "--mcp-servers-config"),
     _owned("an engine runs no tools", "--mcp-servers-json"),
-    _owned("an engine runs no tools", "--ui-mcp-proxy", "--no-ui-mcp-proxy", "--webui-mcp-proxy", "--no-webui-mcp-proxy"),
+    _owned(
+        "an engine runs no tools", "--ui-mcp-proxy", "--no-ui-mcp-proxy", "--webui-mcp-proxy", "--no-webui-mcp-proxy"
+    ),
     _owned("devices follow the ledger's claims", "--device", "-dev"),
     _owned("devices follow the ledger's claims", "--split-mode", "-sm"),
     _owned("devices follow the ledger's claims", "--tensor-split", "-ts"),

@@ -1,0 +1,97 @@
+"""The families that this release runs, by the word that documents use for them. One row each.
+
+A family brings what it can prove (traits for control), its options and variables as data, how its
+installations are found and measured, and the adapter that drives one. Adding a family is adding a
+sub-package and a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from capyctl.control.spec import Traits
+from capyctl.engines.environment import EVERY_ENGINE, FREE_NAMES, Reserved
+from capyctl.engines.installations import Found, Measurement
+from capyctl.engines.llamacpp import installation as llamacpp
+from capyctl.engines.llamacpp import options as llamacpp_options
+from capyctl.engines.llamacpp.adapter import LlamacppAdapter
+from capyctl.engines.llamacpp.render import check_served_name
+from capyctl.engines.options import OptionPolicy
+from capyctl.engines.registered import Registered
+from capyctl.errors import Refusal
+
+Adapter = LlamacppAdapter
+"""Every adapter there is: a union, once a second family is here."""
+
+
+@attrs.frozen(kw_only=True)
+class Family:
+    """What the rest of CapyCTL needs to know of one engine family."""
+
+    name: str
+    title: str
+    traits: Traits
+    options: OptionPolicy
+    reserved_env: tuple[Reserved, ...]
+    binaries: tuple[str, ...]  # program names that detection looks for
+    distributions: tuple[str, ...]  # packages that detection looks for in environments
+    find: Callable[[Path], Found | None]
+    measure: Callable[[Path], Measurement]
+    check_served_name: Callable[[str], None]
+    adapter: Callable[[Registered, Path | None, bool], Adapter]
+    decisions: Callable[[str], bool] = lambda version: False
+
+
+def _measure_llamacpp(executable: Path) -> Measurement:
+    """Run the program once and digest its files. Raises: Refusal, see `installation.read_version`."""
+    llamacpp.check_config_file()
+    said = llamacpp.read_version(executable)
+    return Measurement(version=said.version, fingerprint=said.fingerprint, digest=llamacpp.fingerprint(executable))
+
+
+LLAMACPP = Family(
+    name="llamacpp",
+    title="llama.cpp",
+    # Its EOF after our half-close means that the request's handler returned: seen 1.0 s after the half-close.
+    traits=Traits(family="llamacpp", parks=False, idle_signal=True, abort_by_id=False, eof_proves_end=True),
+    options=llamacpp_options.POLICY,
+    reserved_env=llamacpp_options.RESERVED_ENV,
+    binaries=("llama-server",),
+    distributions=(llamacpp.WHEEL,),
+    find=llamacpp.find,
+    measure=_measure_llamacpp,
+    check_served_name=check_served_name,
+    adapter=lambda registered, models_root, telemetry: LlamacppAdapter(
+        registered=registered, models_root=models_root, telemetry=telemetry
+    ),
+    # Builds between releases serve the route as well; whether a model is one shows once it runs.
+    decisions=lambda version: True,
+)
+
+FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP}
+KNOWN_WORDS = ("vllm", "sglang", "tensorfold", "llamacpp", "custom")
+"""Words of the documents, including families that this release does not run."""
+
+
+def family(name: str) -> Family:
+    """The family of that word. Raises: Refusal `engine_unsupported` naming what this release runs."""
+    found = FAMILIES.get(name)
+    if found is None:
+        raise Refusal("engine_unsupported", f"this release does not run {name}; it runs {', '.join(FAMILIES)}")
+    return found
+
+
+def flag_rows(name: str) -> list[tuple[str, str, str, str]]:
+    """(KIND, NAME, CLASS, WHY) of every option and variable that a family classes, for `capyctl engine flags`."""
+    known = family(name)
+    rows = [("option", ", ".join(rule.names), rule.kind.value, rule.why) for rule in known.options.rules]
+    shapes = ", ".join(f"--*{suffix}" for suffix in known.options.gated_suffixes)
+    rows.append(("option", shapes, "approval", "the name says that it takes a file, a directory or a configuration"))
+    rows.append(("option", "any other", "passed", "not owned by CapyCTL"))
+    rows += [("variable", row.pattern, "reserved", row.why) for row in (*EVERY_ENGINE, *known.reserved_env)]
+    rows += [("variable", free, "passed", "needs no approval") for free in sorted(FREE_NAMES)]
+    rows.append(("variable", "any other", "approval", "once the profile names it in security.approved_env"))
+    return rows

@@ -1,0 +1,342 @@
+"""llama.cpp as the host drives it: readiness, the probe, its gauges and its ways of failing.
+
+Source: engines 9.4, 12.1, 12.3; real-engines 2; decisions 2, 14, 15.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from capyctl.checkpoints.directory import list_files, pick_gguf
+from capyctl.checkpoints.kv_cache import pad
+from capyctl.documents.deployment import parse_deployment
+from capyctl.engines.llamacpp.installation import CONFIG_FILE, check_config_file, fingerprint
+from capyctl.engines.llamacpp.options import POLICY
+from capyctl.engines.llamacpp.render import Command, Launch, render
+from capyctl.engines.options import check_real_paths
+from capyctl.engines.registered import Registered
+from capyctl.errors import CapyError, Failure, Refusal
+
+PROBE_TOKENS = 8
+_MEMORY_WORDS = ("failed to allocate", "out of memory", "unable to allocate", "cannot allocate memory", "bad_alloc")
+
+
+class Facts(Protocol):
+    """One launch, as the host states it."""
+
+    @property
+    def served_name(self) -> str: ...
+    @property
+    def model_dir(self) -> Path: ...
+    @property
+    def document(self) -> Mapping[str, Any]: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def state_dir(self) -> Path: ...
+    @property
+    def log_path(self) -> Path: ...
+
+
+class Client(Protocol):
+    """HTTP to one launch, with its key. Raises ConnectionError or TimeoutError, never turns them into an answer."""
+
+    async def get(self, path: str) -> tuple[int, bytes]: ...
+
+    async def post(self, path: str, body: bytes, limit_s: float | None = None) -> tuple[int, bytes]: ...
+
+
+@attrs.frozen(kw_only=True)
+class LlamacppAdapter:
+    """One registered installation of llama.cpp."""
+
+    registered: Registered
+    models_root: Path | None = None
+    telemetry: bool = False
+    config_file: Path = CONFIG_FILE
+
+    @property
+    def family(self) -> str:
+        return "llamacpp"
+
+    @property
+    def eof_settles(self) -> bool:
+        return True
+
+    def preflight(self) -> None:
+        """Look at the installation again before a launch. Blocking.
+
+        Raises: Refusal `engine_config_file` when llama.cpp would read a file of its own, `installation_drift`
+          when the installation is gone, or changed and the profile says `refuse`.
+        """
+        check_config_file(self.config_file, "engine_config_file")
+        if not os.access(self.registered.executable, os.X_OK):
+            raise Refusal(
+                "installation_drift", f"{self.registered.executable} of the profile {self.registered.name} is not there"
+            )
+        if self.registered.profile.security.installation_drift == "refuse" and self.registered.digest is not None:
+            present = fingerprint(Path(self.registered.executable))
+            if present != self.registered.digest:
+                raise Refusal(
+                    "installation_drift",
+                    f"the files of {self.registered.executable} changed since {self.registered.name} was registered. "
+                    "Register it again, or use --drift warn",
+                )
+
+    def drifted(self) -> bool | None:
+        """Whether the installation's bytes differ from the registered ones; None when that was never measured."""
+        if self.registered.digest is None:
+            return None
+        return fingerprint(Path(self.registered.executable)) != self.registered.digest
+
+    def render(self, facts: Facts) -> Command:
+        """The command line of one launch; creates the family's private directories, 0700.
+
+        Raises: Refusal `checkpoint_unusable`, `unsafe_file`, `invalid_config` as the parts say.
+        """
+        document = parse_deployment(facts.document, "the deployment")
+        block = document.engine_config.llamacpp
+        listing = list_files(facts.model_dir, self.models_root)
+        pick = pick_gguf(
+            listing,
+            block.gguf_file if block is not None else None,
+            block.mmproj_file if block is not None else None,
+        )
+        check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
+        private = facts.state_dir / "engines" / "llamacpp"
+        for place in (private, private / "config", private / "cache"):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return render(
+            Launch(
+                executable=self.registered.executable,
+                served_name=facts.served_name,
+                port=facts.port,
+                model_file=facts.model_dir / pick.model,
+                projector_file=facts.model_dir / pick.projector if pick.projector is not None else None,
+                context_tokens=facts.context_tokens,
+                slots=facts.slots,
+                document=document,
+                fixed_args=self.registered.profile.args,
+                profile_env={str(name): value for name, value in self.registered.profile.env.items()},
+                private_dir=private,
+                log_path=facts.log_path,
+                key=facts.key,
+                telemetry=self.telemetry,
+            )
+        )
+
+    async def loaded(self, client: Client) -> bool:
+        """One poll of `/health`: 200 is loaded, 503 is loading. ConnectionError passes through: not yet."""
+        status, _ = await client.get("/health")
+        if status in (200, 503):
+            return status == 200
+        raise Failure("launch_failed", f"/health answered {status}")
+
+    async def verify(self, client: Client, facts: Facts) -> None:
+        """The engine runs with what was rendered: name, slots, gauges, context.
+
+        Raises: Failure `effective_args_mismatch` naming the first difference.
+        """
+        models = await _json(client, "/v1/models")
+        entry = _first(models.get("data"))
+        names = {entry.get("id"), *(entry.get("aliases") or ())}
+        _same(
+            "the served name", facts.served_name if facts.served_name in names else entry.get("id"), facts.served_name
+        )
+        props = await _json(client, "/props")
+        _same("total_slots", props.get("total_slots"), facts.slots)
+        _same("endpoint_metrics", props.get("endpoint_metrics"), True)
+        _same("endpoint_slots", props.get("endpoint_slots"), True)
+        meta = entry.get("meta") or {}
+        expected = pad(facts.context_tokens)
+        trained = meta.get("n_ctx_train")
+        if isinstance(trained, int) and trained > 0:
+            expected = min(expected, trained)
+        _same("n_ctx", meta.get("n_ctx"), expected)
+        document = parse_deployment(facts.document, "the deployment")
+        if document.api == "decisions":
+            outputs = (entry.get("architecture") or {}).get("output_modalities") or []
+            if "decisions" not in outputs:
+                raise Failure(
+                    "capability_missing:decisions", f"{facts.served_name} is no decision model: it gives {outputs}"
+                )
+
+    async def probe(self, client: Client, facts: Facts, limit_s: float) -> int:
+        """One short inference at temperature 0; returns how many characters it answered.
+
+        A model that reasons first is fine: its reasoning counts. A decision model is asked a decision.
+        Raises: Failure `launch_failed` on an error status or an empty answer.
+        """
+        if parse_deployment(facts.document, "the deployment").api == "decisions":
+            return await _probe_decision(client, facts, limit_s)
+        asked = {
+            "model": facts.served_name,
+            "messages": [{"role": "user", "content": "Say OK."}],
+            "max_tokens": PROBE_TOKENS,
+            "temperature": 0,
+            "stream": False,
+        }
+        status, body = await client.post("/v1/chat/completions", json.dumps(asked).encode(), limit_s)
+        answer = _answer(status, body, "the probe")
+        message = _first(answer.get("choices")).get("message") or {}
+        texts = [message.get(name) for name in ("content", "reasoning_content", "reasoning")]
+        characters = sum(len(text) for text in texts if isinstance(text, str))
+        if characters == 0:
+            raise Failure("launch_failed", "the engine answered the readiness probe with nothing")
+        return characters
+
+    async def gauges(self, client: Client) -> tuple[int, int, int | None]:
+        """(processing, deferred, cache usage in ppm) of `/metrics` and `/slots`.
+
+        A failed `/slots` read loses the usage only. Raises: ConnectionError, TimeoutError; Failure
+        `engine_error` when the gauges are not in the answer.
+        """
+        status, body = await client.get("/metrics")
+        if status != 200:
+            raise Failure("engine_error", f"/metrics answered {status}")
+        running, waiting = parse_gauges(body.decode("utf-8", "replace"))
+        return running, waiting, await self._usage(client) if running else 0
+
+    async def _usage(self, client: Client) -> int | None:
+        try:
+            status, body = await client.get("/slots")
+        except (ConnectionError, TimeoutError):
+            return None
+        return slot_usage_ppm(body) if status == 200 else None
+
+    def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
+        """(code, one line) when the engine's last lines name a typed failure, else None."""
+        return classify(last_words)
+
+
+def parse_gauges(text: str) -> tuple[int, int]:
+    """`requests_processing` and `requests_deferred` of a Prometheus page.
+
+    Raises: Failure `engine_error` when one of them is missing or not a count.
+    """
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        name = name.partition("{")[0]
+        if name in ("llamacpp:requests_processing", "llamacpp:requests_deferred"):
+            try:
+                number = float(value.split()[0])
+                found[name.rpartition("_")[2]] = int(number) if 0 <= number < 1 << 31 else -1
+            except (ValueError, IndexError, OverflowError):
+                found[name.rpartition("_")[2]] = -1
+    running, waiting = found.get("processing", -1), found.get("deferred", -1)
+    if running < 0 or waiting < 0:
+        raise Failure("engine_error", "/metrics does not state how many requests run and wait")
+    return running, waiting
+
+
+def slot_usage_ppm(body: bytes) -> int | None:
+    """Tokens of processing slots over the context of all, millionths; None when the answer does not say."""
+    try:
+        slots = json.loads(body)
+        total = sum(int(slot["n_ctx"]) for slot in slots)
+        used = sum(_slot_tokens(slot) for slot in slots if slot["is_processing"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return min(1_000_000, used * 1_000_000 // total) if total > 0 else None
+
+
+def _slot_tokens(slot: Mapping[str, Any]) -> int:
+    following = slot.get("next_token")
+    following = following[0] if isinstance(following, list) and following else following or {}
+    decoded = int(following.get("n_decoded", 0)) if isinstance(following, Mapping) else 0
+    return int(slot.get("n_prompt_tokens") or 0) + decoded
+
+
+_ARGUMENT = re.compile(
+    r"(?:invalid argument: |handling argument \"|argument has been removed: )(-{1,2}[A-Za-z0-9][\w-]*)"
+)
+
+
+def classify(lines: Sequence[str]) -> tuple[str, str] | None:
+    """A typed failure in the engine's last lines. Names the option, never its value."""
+    for line in reversed(lines):
+        refused = _ARGUMENT.search(line)
+        if refused is not None:
+            return "engine_argument_rejected", f"llama.cpp does not accept the argument {refused[1]}"
+        low = line.lower()
+        if "couldn't bind" in low or "address already in use" in low:
+            return "port_conflict", "the leased port was taken by another program while the engine started"
+        if any(words in low for words in _MEMORY_WORDS):
+            return "insufficient_memory", "the engine could not allocate its memory"
+        if "failed to load model" in low or "error loading model" in low or "failed to open gguf" in low:
+            return "checkpoint_unusable", "llama.cpp cannot load the model file"
+    return None
+
+
+async def _json(client: Client, path: str) -> Mapping[str, Any]:
+    status, body = await client.get(path)
+    return _answer(status, body, path, code="effective_args_mismatch")
+
+
+def _answer(status: int, body: bytes, what: str, code: str = "launch_failed") -> Mapping[str, Any]:
+    """The JSON object of an answer. Raises: Failure with the engine's own message, bounded."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if status == 503:
+        raise ConnectionError(f"{what}: the engine is loading or going away")
+    if status != 200:
+        error = answer.get("error") if isinstance(answer, Mapping) else None
+        said = error.get("message") if isinstance(error, Mapping) else None
+        raise _failure(code, f"{what} was answered with {status}" + (f": {str(said)[:300]}" if said else ""))
+    if not isinstance(answer, Mapping):
+        raise _failure(code, f"{what} was not answered with a JSON object")
+    return answer
+
+
+def _failure(code: str, message: str) -> CapyError:
+    return Failure(code, message)
+
+
+def _first(rows: Any) -> Mapping[str, Any]:
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        return rows[0]
+    return {}
+
+
+def _same(what: str, seen: Any, rendered: Any) -> None:
+    if seen != rendered or type(seen) is not type(rendered):
+        raise Failure(
+            "effective_args_mismatch",
+            f"{what} was rendered as {rendered!r} and the engine runs with {str(seen)[:100]!r}",
+        )
+
+
+async def _probe_decision(client: Client, facts: Facts, limit_s: float) -> int:
+    """A constant decision: every option must come back with a probability. Source: engines 15."""
+    asked = {
+        "model": facts.served_name,
+        "state": "ping",
+        "questions": {
+            "pick": {"type": "choice", "instructions": "Which word is it?", "criteria": {"ping": None, "pong": None}},
+            "sure": {"type": "noul", "instructions": "Is it ping?", "criteria": None},
+        },
+    }
+    status, body = await client.post("/v1/systemone", json.dumps(asked).encode(), limit_s)
+    answers = _answer(status, body, "the probe").get("answers")
+    answers = answers if isinstance(answers, Mapping) else {}
+    pick, sure = answers.get("pick") or {}, answers.get("sure") or {}
+    shares = pick.get("probabilities") if isinstance(pick, Mapping) else None
+    if not isinstance(shares, Mapping) or set(shares) != {"ping", "pong"} or "noul" not in sure:
+        raise Failure("launch_failed", "the engine answered the readiness probe without a probability for every option")
+    return len(json.dumps(answers))

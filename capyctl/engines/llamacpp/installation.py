@@ -1,0 +1,271 @@
+"""Where an installation of llama.cpp is, which version it is, and what its files are.
+
+Two kinds: a `llama-server` binary, and a Python environment that holds the `xllamacpp` wheel, whose
+interpreter runs our launcher. Finding one executes nothing; registering one runs it once, with an empty
+environment, in a process group of its own, for at most 60 s and 4 KiB.
+
+Source: engines 2.2-2.4; security 16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import attrs
+
+from capyctl.engines.environment import SYSTEM_PATH
+from capyctl.engines.installations import Found
+from capyctl.engines.llamacpp.render import BINARY, program
+from capyctl.errors import Refusal
+
+CONFIG_FILE = Path("/etc/llama.cpp/config.ini")
+WHEEL = "xllamacpp"
+VERSION_LIMIT_S = 60.0
+OUTPUT_BYTES_MAX = 4096
+_VERSION = re.compile(r"^version: (?P<version>\S+) \(build (?P<build>\d+), commit (?P<commit>[0-9A-Za-z]+)\)$", re.M)
+_LIBRARY = re.compile(r"^libllama\.so\.(?P<version>\d+\.\d+\.\d+)$")
+_DIST_INFO = re.compile(rf"^{WHEEL}-(?P<version>[0-9A-Za-z.+!]+)\.dist-info$")
+
+
+@attrs.frozen(kw_only=True)
+class Version:
+    """What the program said of itself."""
+
+    version: str
+    build: int
+    commit: str
+
+    @property
+    def fingerprint(self) -> str:
+        """`<version>+<commit>`; the build number says nothing that the commit does not."""
+        return f"{self.version}+{self.commit}"
+
+
+def find(path: Path) -> Found | None:
+    """The installation that `path` names: a binary, its directory, an environment or its interpreter.
+
+    Paths are taken as they are written: an environment's `python` is a link, and stays one.
+    Raises: Refusal `engine_unsupported` for a binary that is a symbolic link, naming its target.
+    """
+    if path.name == BINARY and not path.is_dir():
+        return _binary(path)
+    if path.is_dir():
+        for binary in (path / BINARY, path / "bin" / BINARY):
+            if os.path.lexists(binary) and not binary.is_dir():
+                return _binary(binary)
+        return _environment(path)
+    if path.name.startswith("python") and path.parent.name == "bin":
+        return _environment(path.parent.parent)
+    return None
+
+
+def _binary(path: Path) -> Found | None:
+    if path.is_symlink():
+        raise Refusal("engine_unsupported", f"{path} is a link. Name its target: {os.path.realpath(path)}")
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o111:
+        return None
+    return Found(executable=path, version=_library_version(path), place=path.parent)
+
+
+def _library_version(binary: Path) -> str:
+    """The version in the name of a `libllama.so.X.Y.Z` beside the binary, or in `<prefix>/lib`."""
+    for place in _library_places(binary):
+        try:
+            names = sorted(os.listdir(place))[:4096]
+        except OSError:
+            continue
+        for name in names:
+            match = _LIBRARY.match(name)
+            if match is not None:
+                return match["version"]
+    return "unknown"
+
+
+def _library_places(binary: Path) -> list[Path]:
+    places = [binary.parent]
+    if binary.parent.name == "bin":
+        places.append(binary.parent.parent / "lib")
+    return places
+
+
+def _environment(prefix: Path) -> Found | None:
+    interpreter = next((p for p in (prefix / "bin" / "python", prefix / "bin" / "python3") if p.exists()), None)
+    if interpreter is None:
+        return None
+    for packages in site_packages(prefix):
+        try:
+            names = sorted(os.listdir(packages))
+        except OSError:
+            continue
+        for name in names:
+            match = _DIST_INFO.match(name)
+            if match is not None and (packages / WHEEL / "__init__.py").is_file():
+                return Found(executable=interpreter, version=match["version"], place=prefix)
+    return None
+
+
+def site_packages(prefix: Path) -> list[Path]:
+    """`<prefix>/lib*/python3.*/site-packages`, at most a few."""
+    found = []
+    for lib in ("lib", "lib64"):
+        try:
+            versions = sorted(os.listdir(prefix / lib))[:256]
+        except OSError:
+            continue
+        if lib == "lib64" and (prefix / lib).is_symlink():
+            continue  # the same directory under another name
+        found += [prefix / lib / name / "site-packages" for name in versions if re.fullmatch(r"python3\.\d+", name)]
+    return [packages for packages in found[:8] if packages.is_dir()]
+
+
+def check_config_file(path: Path = CONFIG_FILE, code: str = "engine_unsupported") -> None:
+    """llama.cpp reads this file of its own accord, so that its options would not be the rendered ones.
+
+    Raises: Refusal with `code`, naming the file.
+    """
+    if os.path.lexists(path):
+        raise Refusal(code, f"{path} exists and llama.cpp would read options from it. Move it away")
+
+
+def read_version(executable: Path, limit_s: float = VERSION_LIMIT_S) -> Version:
+    """Run the program once with `--version` and read what it prints on standard error. Blocking.
+
+    Raises: Refusal `engine_version_failed` when it cannot be run, fails, prints too much or takes too long;
+      `engine_unsupported` when its version line is not llama.cpp's.
+    """
+    said = _run([*program(str(executable)), "--version"], executable, limit_s)
+    match = _VERSION.search(said)
+    if match is None:
+        raise Refusal(
+            "engine_unsupported", f"{executable} --version does not print llama.cpp's version line on standard error"
+        )
+    return Version(version=match["version"], build=int(match["build"]), commit=match["commit"])
+
+
+def _run(argv: list[str], executable: Path, limit_s: float) -> str:
+    env = {"PATH": f"{executable.parent}:{SYSTEM_PATH}"}
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Refusal("engine_version_failed", f"{executable} cannot be run: {error.strerror}") from None
+    try:
+        said = _read(process, executable, limit_s)
+    finally:
+        # The group, not the process: whatever it started goes with it. The leader is not reaped yet, so its
+        # number cannot have become somebody else's.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing was left in it
+        status = process.wait()
+    if status != 0:
+        last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        raise Refusal("engine_version_failed", f"{executable} --version ended with {status}: {_printable(last[0])}")
+    return said
+
+
+def _read(process: subprocess.Popen[bytes], executable: Path, limit_s: float) -> str:
+    assert process.stderr is not None
+    said, ends = b"", time.monotonic() + limit_s
+    with process.stderr as stream, selectors.DefaultSelector() as selector:
+        os.set_blocking(stream.fileno(), False)
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(0.0, ends - time.monotonic())):
+                raise Refusal("engine_version_failed", f"{executable} --version did not answer within {limit_s:.0f} s")
+            piece = os.read(stream.fileno(), OUTPUT_BYTES_MAX + 1)
+            if not piece:
+                break
+            said += piece
+            if len(said) > OUTPUT_BYTES_MAX:
+                raise Refusal(
+                    "engine_version_failed", f"{executable} --version printed more than {OUTPUT_BYTES_MAX} bytes"
+                )
+    # The stream has ended; a program that closed it and lives on gets what is left of the time.
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > ends:
+            raise Refusal("engine_version_failed", f"{executable} --version did not end within {limit_s:.0f} s")
+        time.sleep(0.005)
+    return said.decode("utf-8", "replace")
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)[:200]
+
+
+_measured: dict[str, tuple[tuple[object, ...], str]] = {}
+
+
+def fingerprint(executable: Path) -> str | None:
+    """`sha256:` over the installation's own files, or None when they cannot be read. Blocking.
+
+    A binary: itself and every `lib*.so*` beside it or in `<prefix>/lib`; a link counts by its target's text.
+    An environment: the files of the wheel, bytecode left out. Unchanged files are not read again.
+    Source: engines 2.4.
+    """
+    try:
+        files = _binary_files(executable) if executable.name == BINARY else _wheel_files(executable.parent.parent)
+        stats: tuple[object, ...] = tuple((str(path), *_stat(path)) for path in files)
+        known = _measured.get(str(executable))
+        if known is not None and known[0] == stats:
+            return known[1]
+        rows = [_row(path) for path in files]
+    except OSError:
+        return None
+    digest = hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+    _measured[str(executable)] = (stats, f"sha256:{digest}")
+    return f"sha256:{digest}"
+
+
+def _stat(path: Path) -> tuple[int, int, int, int]:
+    status = os.lstat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _binary_files(binary: Path) -> list[Path]:
+    files = [binary]
+    for place in _library_places(binary):
+        if place.is_dir():
+            files += [p for p in sorted(place.iterdir()) if p.name.startswith("lib") and ".so" in p.name]
+    return files
+
+
+def _wheel_files(prefix: Path) -> list[Path]:
+    for packages in site_packages(prefix):
+        if (packages / WHEEL).is_dir():
+            files = [p for p in sorted((packages / WHEEL).rglob("*")) if "__pycache__" not in p.parts]
+            return [p for p in files if p.is_symlink() or p.is_file()]
+    raise FileNotFoundError(WHEEL)
+
+
+def _row(path: Path) -> list[object]:
+    if path.is_symlink():
+        return [path.name, "link", os.readlink(path)]
+    hasher = hashlib.sha256()
+    with open(path, "rb", buffering=0) as stream:
+        size = 0
+        while piece := stream.read(1 << 20):
+            hasher.update(piece)
+            size += len(piece)
+    return [path.name, size, hasher.hexdigest()]

@@ -1,0 +1,146 @@
+"""The merged profiles that a role works with: its own engine, its document's, and the engines file's.
+
+Source: engines 2.7-2.9; security F17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import attrs
+
+from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Security
+from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
+from capyctl.engines.families import FAMILIES, Adapter, Family, family
+from capyctl.engines.registered import Registered
+from capyctl.errors import Refusal
+
+LOCAL_ENGINE = "local_engine"
+UNMEASURED = "unknown"
+
+
+class Registry:
+    """Profiles by name, in memory. `load` and `reload` read the file; everything else answers at once.
+
+    Args:
+      engines_file: None for a role without one.
+      stated: the role document's own `runtime_profiles`, and that document's file name.
+      local: the role's own engine.
+      telemetry: whether the host lets engines report home (`engine_telemetry: allow`).
+    """
+
+    def __init__(
+        self,
+        engines_file: Path | None,
+        *,
+        stated: Profiles | None = None,
+        stated_in: str = "",
+        local: LocalEngine | None = None,
+        models_root: Path | None = None,
+        telemetry: bool = False,
+    ) -> None:
+        self.engines_file = engines_file
+        self.models_root = models_root
+        self.telemetry = telemetry
+        self._own = _own(stated or {}, stated_in, local)
+        self._merged: Mapping[str, Registered] = self._own
+        self.revision = 0
+        self.warnings: tuple[str, ...] = ()
+
+    def reload(self) -> None:
+        """Read the engines file again. Blocking. A file that cannot be used leaves the profiles as they are.
+
+        Raises: Refusal `profile_exists` for a name that is stated twice, `publish_rejected` for a file older
+          than the one in use; `invalid_config`, `unsafe_file` as reading says.
+        """
+        if self.engines_file is None:
+            return
+        read = read_engines(self.engines_file)
+        if read.revision < self.revision:
+            raise Refusal(
+                "publish_rejected",
+                f"{read.path} is at revision {read.revision}, older than the revision {self.revision} in use",
+            )
+        self._take(read)
+
+    def measure_own(self) -> None:
+        """Run and digest the role's own engine, whose version its document need not state. Blocking.
+
+        Raises: Refusal as registering it would.
+        """
+        for name, registered in self._own.items():
+            if registered.source != LOCAL_ENGINE or registered.digest is not None:
+                continue
+            measured = FAMILIES[registered.engine].measure(Path(registered.executable))
+            stated = registered.profile.build_fingerprint
+            fingerprint = measured.fingerprint if stated == UNMEASURED else stated
+            profile = attrs.evolve(registered.profile, build_fingerprint=fingerprint)
+            self._own[name] = attrs.evolve(registered, profile=profile, digest=measured.digest)
+        self._merged = {**self._merged, **self._own}
+
+    def _take(self, read: EnginesFile) -> None:
+        twice = sorted(set(read.profiles) & set(self._own))
+        if twice:
+            raise Refusal(
+                "profile_exists", f"the profile {twice[0]} is stated in {read.path} and in {self._own[twice[0]].source}"
+            )
+        self._merged = {**self._own, **read.profiles}
+        self.revision, self.warnings = read.revision, read.warnings
+
+    def profiles(self) -> Sequence[Registered]:
+        """Every usable profile, the role's own first."""
+        return tuple(self._merged.values())
+
+    def registered(self, profile: str) -> Registered:
+        """The profile of that name; a family word that is no name stands for the only profile of that family.
+
+        Raises: Refusal `profile_not_published` naming those that are there.
+        """
+        found = self._merged.get(profile)
+        if found is None:
+            kin = [row for row in self._merged.values() if row.engine == profile]
+            if len(kin) == 1:
+                return kin[0]
+            known = ", ".join(self._merged) or "none. Try: capyctl engine add <path>"
+            raise Refusal("profile_not_published", f"there is no engine profile {profile}; registered: {known}")
+        return found
+
+    def adapter(self, profile: str) -> Adapter:
+        """The adapter of a profile. Raises: Refusal as `registered`."""
+        registered = self.registered(profile)
+        return self.family_of(profile).adapter(registered, self.models_root, self.telemetry)
+
+    def family_of(self, profile: str) -> Family:
+        """The family of a profile. Raises: Refusal as `registered`."""
+        return family(self.registered(profile).engine)
+
+    def fixed_args(self, profile: str) -> Sequence[str]:
+        """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""
+        return self.registered(profile).profile.args
+
+
+def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[str, Registered]:
+    own: dict[str, Registered] = {}
+    if local is not None:
+        kinds = [word for word in local.installations if word in FAMILIES]
+        for word in kinds:
+            own_name = "local" if len(local.installations) == 1 else f"local-{word}"
+            profile = EngineProfile(
+                engine=cast("object", word),  # type: ignore[arg-type]
+                executable=local.installations[word],  # type: ignore[arg-type]
+                build_fingerprint=local.build_fingerprint or UNMEASURED,
+                args=local.args if word in ("vllm", "tensorfold") else (),
+                security=Security(deep_park="disabled", installation_drift=local.installation_drift),
+            )
+            own[own_name] = Registered(name=own_name, profile=profile, source=LOCAL_ENGINE)
+    for profile_name, profile in stated.items():
+        if profile.engine not in FAMILIES:
+            continue  # accepted in a document, not run by this release: deployments on it are not published
+        own[str(profile_name)] = Registered(
+            name=str(profile_name), profile=profile, source=stated_in or "the role document"
+        )
+    for registered in own.values():
+        check_registered(registered)
+    return own
