@@ -115,13 +115,14 @@ def everyone(proc: Path = PROC) -> Iterator[Stat]:
                 yield stat
 
 
-def group_members(leader: ProcessIdentity, proc: Path = PROC) -> tuple[Stat, ...]:
+def group_members(leader: ProcessIdentity, proc: Path = PROC, *, reaping: bool = False) -> tuple[Stat, ...]:
     """Living processes of the group, or of the session, that `leader` was spawned to lead.
 
     `killpg(pgid, 0)` succeeds on zombies, so the group is scanned. The session counts too: a child
     that only made a group of its own is still one of the launch. While any process uses the number as
     its group or session, the kernel gives it to no new process; a leader with other start ticks
-    therefore means that the recorded group has emptied.
+    therefore means that the recorded group has emptied. `reaping` reaps its zombies that became our
+    children (we are a sub-reaper), except the leader, whose exit status its watch wants.
     Raises: OSError when /proc cannot be read.
     """
     if boot_id(proc) != leader.boot_id:
@@ -129,7 +130,12 @@ def group_members(leader: ProcessIdentity, proc: Path = PROC) -> tuple[Stat, ...
     at_its_pid = read_stat(leader.pid, proc)
     if at_its_pid is not None and at_its_pid.start_ticks != leader.start_ticks:
         return ()
-    return tuple(s for s in everyone(proc) if leader.pid in (s.group, s.session) and not s.dead)
+    members = [stat for stat in everyone(proc) if leader.pid in (stat.group, stat.session)]
+    if reaping:
+        for stat in members:
+            if stat.dead and stat.ppid == os.getpid() and stat.pid != leader.pid:
+                _reap(stat.pid)
+    return tuple(stat for stat in members if not stat.dead)
 
 
 def with_roles(leader: ProcessIdentity, recorded: Iterable[ProcessIdentity] = ()) -> tuple[ProcessIdentity, ...]:
@@ -180,18 +186,6 @@ def _reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def reap_orphans(leader: ProcessIdentity) -> None:
-    """Reap zombies of the launch's group that are our children, so that they do not pile up."""
-    for stat in everyone():
-        if (
-            stat.dead
-            and stat.ppid == os.getpid()
-            and leader.pid in (stat.group, stat.session)
-            and stat.pid != leader.pid
-        ):
-            _reap(stat.pid)
 
 
 async def wait_gone(process: ProcessIdentity) -> int | None:

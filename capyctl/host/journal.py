@@ -37,14 +37,15 @@ RESULTS_KEPT = 1_000  # of commands whose launches are gone
 _SCHEMA = """
 CREATE TABLE launch (
   deployment TEXT NOT NULL, idx INTEGER NOT NULL, generation INTEGER NOT NULL,
-  command_id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, token INTEGER NOT NULL, launch_id TEXT NOT NULL UNIQUE,
+  command_id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, token INTEGER NOT NULL, launch_id TEXT NOT NULL,
   command TEXT NOT NULL, port INTEGER NOT NULL, key TEXT NOT NULL, log_path TEXT NOT NULL,
   started_ms INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'journaled',
   writer TEXT, PRIMARY KEY (deployment, idx, generation)
 ) STRICT;
 CREATE TABLE process (
   deployment TEXT NOT NULL, idx INTEGER NOT NULL, generation INTEGER NOT NULL,
-  pid INTEGER NOT NULL, boot_id TEXT NOT NULL, start_ticks INTEGER NOT NULL, role TEXT NOT NULL, number INTEGER NOT NULL,
+  pid INTEGER NOT NULL, boot_id TEXT NOT NULL, start_ticks INTEGER NOT NULL,
+  role TEXT NOT NULL, number INTEGER NOT NULL,
   PRIMARY KEY (deployment, idx, generation, pid, boot_id, start_ticks)
 ) STRICT;
 CREATE TABLE fence (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,7 @@ WRITER_PROGRAM = Path(__file__).with_name("logwriter.py")
 LAST_LINES = 20
 LAST_LINE_CHARS = 400
 TAIL_BYTES_MAX = 256 << 10
+_SECRET_NAME = re.compile(r"(?i)secret|token|passw|passphrase|credential|(?:^|_)key(?:$|_)|apikey")
 SETTLE_S = 1.0  # how long a writer may need to write what a dead engine left in the pipe
 
 
@@ -122,3 +124,8 @@ def _tail(path: Path, limit_bytes: int) -> list[str]:
         text = file.read(limit_bytes).decode("utf-8", "replace")
     lines = text.splitlines()
     return lines[1:] if size > limit_bytes else lines
+
+
+def secret_values(env: Mapping[str, str]) -> list[str]:
+    """Values of environment variables whose names say that they are secret."""
+    return [value for name, value in env.items() if _SECRET_NAME.search(name) and value]

@@ -168,8 +168,7 @@ def look(processes: Iterable[ProcessIdentity]) -> Remains:
         by_presence[identity.presence(process)].append(process)
         if process.role is Role.API:
             try:
-                identity.reap_orphans(process)
-                group = tuple(member.pid for member in identity.group_members(process))
+                group = tuple(member.pid for member in identity.group_members(process, reaping=True))
             except OSError:
                 by_presence[Presence.UNKNOWN].append(process)
     return Remains(
@@ -197,7 +196,7 @@ async def put_down(processes: Sequence[ProcessIdentity], grace_s: float = GRACE_
 
     Returns as soon as nothing is left. Cancelling it in between leaves the processes as they are.
     """
-    remains = look(processes)
+    remains = await trio.to_thread.run_sync(look, processes)
     if remains.nothing:
         return remains
     signal_all(processes, remains, signal.SIGTERM)
@@ -217,7 +216,7 @@ async def _until_gone(
     while True:
         for process in processes:
             identity.reap(process)
-        remains = look(processes)
+        remains = await trio.to_thread.run_sync(look, processes)
         if remains.nothing or trio.current_time() >= ends:
             return remains
         if every is not None:

@@ -1,0 +1,565 @@
+"""The host's agent: it takes commands, answers each once, and tells unasked what happens to its engines.
+
+`run` is the lifetime of everything here: the ingress, the samplers, one watch per engine. When it ends
+the engines go on; the next agent finds them in its journal, recognises them by identity and watches
+them again. A command's effect runs in the agent's own task, so a caller that gives up or asks twice
+changes nothing: the same id joins the command in progress, or replays its recorded result.
+Source: lifecycle 14, 17, 18.3, 19; api 7.6-7.9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import attrs
+import trio
+
+from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.fsm.proofs import NeverLaunched, Usable
+from capyctl.fsm.types import Bytes, HostId, Incarnation, ProcessIdentity
+from capyctl.host import identity, process
+from capyctl.host.adapter import Checkpoints, EngineRegistry
+from capyctl.host.clock import now_ms
+from capyctl.host.devices import Observer
+from capyctl.host.engine import LOAD_EVERY_S, Engine
+from capyctl.host.ingress import Ingress
+from capyctl.host.journal import Journal, LaunchRecord, digest_of
+from capyctl.host.launch import FILES_LIMITER, TRANSIENT, Launcher, SpawnFailed
+from capyctl.host.ports import PortLeases, taken
+from capyctl.ledger.types import HostPolicy
+from capyctl.session import messages as m
+
+REPORTS_MAX = 256
+DOMAINS_EVERY_S = 1.0
+PEAK_EVERY_S = 0.2
+IDLE_POLL_S = 0.5
+REASON_CHARS = 4_000
+_log = logging.getLogger("capyctl.host.agent")
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A command whose effect is in progress; whoever sends it again waits here."""
+
+    digest: str
+    done: trio.Event = attrs.field(factory=trio.Event)
+    result: m.Result | None = None
+
+
+@attrs.define(eq=False)
+class _Preparing:
+    """A launch that has spawned nothing yet; a Terminate calls it off."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    over: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
+class HostAgent:
+    """Everything that runs on one machine. `reports` is for the server's end; it is bounded.
+
+    Samples (LoadReport, Domains) are dropped when nobody reads, since newer ones follow; Spawned and
+    MemberExit wait.
+    """
+
+    host: HostId
+    name: str
+    policy: HostPolicy
+    memory_source: str
+    state_dir: Path
+    models_root: Path
+    registry: EngineRegistry
+    checkpoints: Checkpoints
+    journal: Journal
+    ingress: Ingress
+    observer: Observer
+    ports: PortLeases = attrs.field(factory=PortLeases)
+    lifecycle_activation: str = "on_demand"
+    grace_s: float = process.GRACE_S
+    kill_s: float = process.KILL_S
+    reports: trio.MemoryReceiveChannel[m.Report] = attrs.field(init=False)
+    dropped_reports: int = attrs.field(init=False, default=0)
+    _send: trio.MemorySendChannel[m.Report] = attrs.field(init=False)
+    _launcher: Launcher = attrs.field(init=False)
+    _custody: Custody = attrs.field(init=False)
+    _running: dict[str, _Running] = attrs.field(init=False, factory=dict)
+    _preparing: dict[Incarnation, _Preparing] = attrs.field(init=False, factory=dict)
+    _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._send, self.reports = trio.open_memory_channel[m.Report](REPORTS_MAX)
+        self._custody = Custody(self.journal, self.ports, self.ingress, self.kill_s)
+        self._launcher = Launcher(
+            state_dir=self.state_dir,
+            models_root=self.models_root,
+            policy=self.policy,
+            registry=self.registry,
+            checkpoints=self.checkpoints,
+            journal=self.journal,
+            ingress=self.ingress,
+            observer=self.observer,
+            ports=self.ports,
+        )
+
+    # --- lifetime --------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Find the engines of before, then serve until cancelled. Started once they are all known."""
+        identity.become_subreaper()
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._nursery.start(self.ingress.run)
+                await self._recover()
+                self._nursery.start_soon(self.observer.run)
+                self._nursery.start_soon(self._report_domains)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                nursery, self._nursery = self._nursery, None
+                nursery.cancel_scope.cancel()
+
+    async def _recover(self) -> None:
+        """Look at every launch of the journal: alive is watched again, gone is recorded, nothing is signalled."""
+        for record in await self.journal.launches():
+            self.ports.restore(record.port, record.incarnation)
+            if not record.processes or process.look(record.processes).nothing:
+                # Without an identity the gate never opened; with one, all that was recorded is absent.
+                await self._custody.release(record.incarnation)
+                if record.processes:
+                    self._say_later(self._exit_report(record.incarnation, record.processes[0], None, ""))
+                continue
+            try:
+                engine = self._launcher.engine(record)
+            except CapyError as error:
+                # Its profile was removed: nobody can ask it anything, and Terminate still works from the record.
+                _log.warning(
+                    "engine.unknown_profile",
+                    extra={"fields": {"launch": str(record.incarnation), "why": error.message}},
+                )
+                continue
+            self._adopt(engine)
+            if engine.ready and engine.owns_its_port():
+                self.ingress.admit(engine.incarnation, record.port, record.key)
+        for command in await self.journal.unfinished():
+            self._begin(command)
+
+    def _adopt(self, engine: Engine) -> None:
+        self._custody.engines[engine.incarnation] = engine
+        self._spawn_task(self._follow, engine)
+
+    def _spawn_task(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
+        if self._nursery is None:
+            raise Failure("unavailable", "this host's agent is not running")
+        self._nursery.start_soon(work, *args)
+
+    # --- commands ----------------------------------------------------------------------------------------
+
+    async def handle(self, command: m.Command) -> m.Result:
+        """Perform a command once and answer it. Cancelling the call cancels only the waiting for the answer."""
+        try:
+            match command:
+                case m.Inspect():
+                    return self._inventory(command)
+                case m.AwaitIdle():
+                    return await self._await_idle(command)
+                case m.Probe():
+                    return await self._probe(command)
+                case m.CloseIngress():
+                    self.ingress.close(command.incarnation)
+                    return m.Done(command_id=command.command_id)
+                case m.DigestCheckpoint():
+                    return await self._digest(command)
+                case m.Launch() | m.Terminate():
+                    return await self._once(command)
+                case _:
+                    return _refused(command, Refusal("unsupported", f"this host knows no {type(command).__name__}"))
+        except CapyError as error:
+            return _refused(command, error)
+
+    async def _once(self, command: m.Command) -> m.Result:
+        running = self._running.get(command.command_id)
+        if running is None:
+            recorded = await self.journal.recall(command)
+            if recorded is not None:
+                return recorded
+            running = self._begin(command)
+        if running.digest != digest_of(command):
+            raise Refusal("idempotency_conflict", f"command {command.command_id} is being used for something else")
+        await running.done.wait()
+        assert running.result is not None
+        return running.result
+
+    def _begin(self, command: m.Command) -> _Running:
+        running = self._running.get(command.command_id)
+        if running is None:
+            running = self._running[command.command_id] = _Running(digest_of(command))
+            try:
+                self._spawn_task(self._perform, command, running)
+            except BaseException:
+                del self._running[command.command_id]
+                raise
+        return running
+
+    async def _perform(self, command: m.Command, running: _Running) -> None:
+        """The one task of a Launch or Terminate. Whatever was proven is recorded; "nobody knows" is asked again."""
+        result: m.Result
+        try:
+            result = await (self._launch(command) if isinstance(command, m.Launch) else self._terminate(command))  # type: ignore[arg-type]
+        except CapyError as error:
+            result = _refused(command, error)
+        except Exception as error:  # a bug of ours must not end the watch over every other engine
+            _log.exception("command.broke", extra={"fields": {"command": command.command_id}})
+            result = m.Unresolved(command_id=command.command_id, reason=f"{type(error).__name__} in the host's agent")
+        if not isinstance(result, (m.Unresolved, m.Refused)):
+            await self.journal.finish(command, result, now_ms())
+        running.result = result
+        running.done.set()
+        del self._running[command.command_id]
+
+    # --- launch ------------------------------------------------------------------------------------------
+
+    async def _launch(self, command: m.Launch) -> m.Result:
+        record = await self.journal.launch(command.incarnation)
+        if record is not None:
+            if record.command.command_id != command.command_id:
+                raise Refusal("lifecycle_conflict", f"{command.incarnation} was already launched by another command")
+            return await self._resume(command, record)
+        preparing = self._preparing[command.incarnation] = _Preparing()
+        try:
+            with preparing.scope:
+                try:
+                    prepared = await self._launcher.prepare(command)
+                except CapyError as error:
+                    return await self._never(command, error)
+            if preparing.scope.cancelled_caught:
+                return await self._never(command, Refusal("lifecycle_conflict", "stopped before it was spawned"))
+            try:
+                engine = await self._launcher.spawn(command, prepared)
+            except SpawnFailed as failed:
+                failed.engine.launching = failed.engine.ending = True
+                self._adopt(failed.engine)
+                return await self._clean_up(command, failed.engine, failed.error)
+            except CapyError as error:
+                return await self._never(command, error)
+            engine.launching = True
+            self._adopt(engine)
+        finally:
+            preparing.over.set()
+            self._preparing.pop(command.incarnation, None)
+        await self._send.send(
+            m.Spawned(
+                seen_at_ms=now_ms(),
+                incarnation=command.incarnation,
+                token=command.token,
+                processes=engine.processes,
+            )
+        )
+        return await self._make_ready(command, engine)
+
+    async def _resume(self, command: m.Launch, record: LaunchRecord) -> m.Result:
+        """The same launch asked for again after a restart: go on where it stands, never spawn again."""
+        engine = self._custody.engines.get(command.incarnation)
+        if engine is not None:
+            engine.launching = True
+            return await self._make_ready(command, engine)
+        if not record.processes:
+            return await self._never(command, Failure("launch_failed", "the host stopped before it was spawned"))
+        return await self._absent_launch(command, record, "the engine ended while the host was not running")
+
+    async def _make_ready(self, command: m.Launch, engine: Engine) -> m.Result:
+        """Readiness, ended by the deadline or by the engine's exit, whichever is first."""
+        outcome: Usable | CapyError | None = None
+        peak = Bytes(0)
+
+        async def sample_peak() -> None:
+            nonlocal peak
+            while True:
+                peak = max(peak, await self.observer.resident(engine.processes))
+                await trio.sleep(PEAK_EVERY_S)
+
+        async def stop_at_exit(scope: trio.CancelScope) -> None:
+            await engine.ended.wait()
+            scope.cancel()
+
+        with trio.move_on_after(max(0.0, (command.deadline_ms - now_ms()) / 1000)) as window:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_at_exit, nursery.cancel_scope)
+                nursery.start_soon(sample_peak)
+                outcome = await engine.become_ready()
+                nursery.cancel_scope.cancel()
+        if engine.ended.is_set():
+            return await self._clean_up(
+                command, engine, Failure("launch_failed", f"{engine.story()} before it was ready")
+            )
+        if outcome is None and window.cancelled_caught:
+            waited_s = (command.deadline_ms - engine.record.started_ms) / 1000
+            outcome = Failure("activation_timeout", f"the engine was not ready within {waited_s:.0f} s")
+        if not isinstance(outcome, Usable):
+            return await self._clean_up(
+                command, engine, outcome or Failure("launch_failed", "readiness gave no answer")
+            )
+        await self._custody.record_group(engine)
+        peak = max(peak, await self.observer.resident(engine.processes))
+        engine.launching = False
+        self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+        return m.Launched(
+            command_id=command.command_id,
+            processes=engine.processes,
+            usable=outcome,
+            peak_bytes={self.observer.ram: peak},
+        )
+
+    async def _clean_up(self, command: m.Launch, engine: Engine, error: CapyError) -> m.Result:
+        """End what is left of a failed start; LaunchRefused only with the proof that nothing is."""
+        stopped = engine.ending and not isinstance(error, Failure)
+        engine.ending = True
+        gone = await self._custody.end(engine.incarnation, engine.processes, self.grace_s)
+        engine.ended.set()
+        words = await engine.last_words()
+        if isinstance(gone, str):
+            return m.Unresolved(command_id=command.command_id, reason=f"{error.message}; then: {gone}")
+        code, reason = error.code, error.message
+        if code == "launch_failed" and not stopped:
+            named = engine.adapter.failure(words)
+            if named is not None:
+                code, reason = named
+            elif taken(engine.record.port):
+                code, reason = "port_conflict", f"another program took port {engine.record.port}; {reason}"
+        return m.LaunchRefused(
+            command_id=command.command_id,
+            code=code,
+            reason=_with_words(reason, words),
+            proof=gone,
+            transient=code in TRANSIENT,
+        )
+
+    async def _never(self, command: m.Launch, error: CapyError) -> m.Result:
+        """Refused while no process existed: the handle is fenced, then P-NEVER is true."""
+        await self.journal.fence(command.incarnation)
+        await self._custody.release(command.incarnation)
+        return m.LaunchRefused(
+            command_id=command.command_id,
+            code=error.code,
+            reason=error.message,
+            proof=NeverLaunched(incarnation=command.incarnation, fenced=True, observed_at_ms=now_ms()),
+            transient=error.code in TRANSIENT,
+        )
+
+    async def _absent_launch(self, command: m.Launch, record: LaunchRecord, reason: str) -> m.Result:
+        gone = await self._custody.end(command.incarnation, record.processes, self.grace_s)
+        if isinstance(gone, str):
+            return m.Unresolved(command_id=command.command_id, reason=gone)
+        return m.LaunchRefused(
+            command_id=command.command_id, code="launch_failed", reason=reason, proof=gone, transient=False
+        )
+
+    # --- terminate -----------------------------------------------------------------------------------------
+
+    async def _terminate(self, command: m.Terminate) -> m.Result:
+        """Close the upstreams, then SIGTERM, grace, SIGKILL, and the proof, or the reason why there is none."""
+        incarnation = command.incarnation
+        preparing = self._preparing.get(incarnation)
+        if preparing is not None:
+            preparing.scope.cancel()
+            await preparing.over.wait()
+        record = await self.journal.launch(incarnation)
+        if record is None:
+            return await self._terminate_unknown(command)
+        await self.journal.accept(command, now_ms())
+        engine = self._custody.engines.get(incarnation)
+        if engine is not None:
+            engine.ending = True
+        self.ingress.close(incarnation)
+        processes = record.processes if engine is None else engine.processes
+        gone = await self._custody.end(incarnation, processes, min(self.grace_s, command.limit_ms / 1000))
+        if isinstance(gone, str):
+            return m.Unresolved(command_id=command.command_id, reason=gone)
+        return m.Absent(command_id=command.command_id, proof=gone)
+
+    async def _terminate_unknown(self, command: m.Terminate) -> m.Result:
+        """No record of that launch: fence the handle and signal nothing; identities are only observed."""
+        await self.journal.fence(command.incarnation)
+        gone = await observe(command.incarnation, command.processes)
+        if isinstance(gone, str):
+            return m.Unresolved(command_id=command.command_id, reason=f"this host has no record of it; {gone}")
+        return m.Absent(command_id=command.command_id, proof=gone)
+
+    # --- questions -------------------------------------------------------------------------------------------
+
+    async def _probe(self, command: m.Probe) -> m.Result:
+        """Is it still the recorded engine, and does it answer? Finds out; decides and signals nothing."""
+        record = await self.journal.launch(command.incarnation)
+        engine = self._custody.engines.get(command.incarnation)
+        processes = command.processes if record is None else record.processes if engine is None else engine.processes
+        gone = await observe(command.incarnation, processes)
+        if not isinstance(gone, str):
+            if record is None:
+                await self.journal.fence(command.incarnation)
+            await self._custody.release(command.incarnation)
+            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone)
+        if engine is None:
+            return m.ProbeResult(
+                command_id=command.command_id, same=None, usable=None, gone=None, reason=f"not watched here; {gone}"
+            )
+        same = await self._custody.same(engine)
+        if isinstance(same, str):
+            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=None, reason=same)
+        usable: Usable | None = None
+        reason = ""
+        if not command.parked:
+            try:
+                usable = await engine.probe()
+            except CapyError as error:
+                reason = error.message
+        if usable is not None:
+            if not engine.ready:
+                await self._custody.record_group(engine)
+            engine.launching = False
+            self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+        return m.ProbeResult(command_id=command.command_id, same=same, usable=usable, gone=None, reason=reason)
+
+    async def _await_idle(self, command: m.AwaitIdle) -> m.Result:
+        """Wait until the engine reads idle, at most `limit_ms`."""
+        engine = self._custody.engines.get(command.incarnation)
+        verdict = "gone" if engine is None or engine.ended.is_set() else "busy"
+        with trio.move_on_after(command.limit_ms / 1000):
+            while engine is not None and verdict not in ("idle", "gone"):
+                try:
+                    running, waiting, _, _ = await engine.gauges()
+                    verdict = "idle" if running == waiting == 0 else "busy"
+                except ConnectionError:
+                    verdict = "gone"
+                except TimeoutError:
+                    verdict = "silent"
+                except CapyError:
+                    verdict = "silent"  # it answered something that is no reading
+                if verdict not in ("idle", "gone"):
+                    await trio.sleep(IDLE_POLL_S)
+        return m.IdleVerdict(command_id=command.command_id, verdict=verdict)
+
+    async def _digest(self, command: m.DigestCheckpoint) -> m.Result:
+        model_dir = self._launcher.model_dir(command.model)
+        measured = await trio.to_thread.run_sync(
+            self.checkpoints.measure, model_dir, command.document, limiter=FILES_LIMITER, abandon_on_cancel=True
+        )
+        return m.Checkpoint(
+            command_id=command.command_id,
+            digest=measured.digest,
+            weight_bytes=Bytes(measured.weight_bytes),
+            path=str(model_dir),
+            facts=measured.facts,
+        )
+
+    def _inventory(self, command: m.Inspect) -> m.Inventory:
+        return m.Inventory(
+            command_id=command.command_id,
+            host=self.host,
+            name=self.name,
+            boot_id=identity.boot_id(),
+            policy=self.policy,
+            profiles=self.profiles(),
+            owned=tuple(self._custody.engines),
+            models_root=str(self.models_root),
+            lifecycle_activation=self.lifecycle_activation,
+            memory_source=self.memory_source,
+        )
+
+    def profiles(self) -> tuple[m.Profile, ...]:
+        """The registered installations, as session values."""
+        return tuple(
+            m.Profile(
+                name=p.name,
+                engine=p.engine,
+                version=p.version,
+                custom=p.custom,
+                deep_park=p.deep_park,
+                executable=p.executable,
+                fingerprint=p.fingerprint,
+                source=p.source,
+                revision=p.revision,
+            )
+            for p in self.registry.profiles()
+        )
+
+    def announce_profiles(self) -> None:
+        """Tell the server the merged profiles, after `engine add` or `engine remove`."""
+        self._say(m.ProfilesChanged(seen_at_ms=now_ms(), host=self.host, profiles=self.profiles()))
+
+    # --- news ----------------------------------------------------------------------------------------------
+
+    async def _follow(self, engine: Engine) -> None:
+        """Watch one engine to its end, and sample its gauges while it serves."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_load, engine)
+            await engine.watch()
+            nursery.cancel_scope.cancel()
+        if engine.launching or engine.ending:
+            return  # the command in progress answers for it
+        self.ingress.close(engine.incarnation)
+        words = await engine.last_words()
+        exited = engine.exited or engine.api
+        reason = _with_words(engine.story(), words)
+        await self._send.send(self._exit_report(engine.incarnation, exited, engine.status, reason))
+
+    def _exit_report(
+        self, incarnation: Incarnation, exited: ProcessIdentity, status: int | None, words: str
+    ) -> m.MemberExit:
+        return m.MemberExit(
+            seen_at_ms=now_ms(),
+            incarnation=incarnation,
+            process=exited,
+            role=exited.role,
+            status=status,
+            last_words=words or "the engine ended while the host was not running",
+        )
+
+    async def _report_load(self, engine: Engine) -> None:
+        while True:
+            if engine.ready and not engine.launching:
+                try:
+                    running, waiting, kv, asked_at = await engine.gauges()
+                    self._say(
+                        m.LoadReport(
+                            seen_at_ms=asked_at,
+                            incarnation=engine.incarnation,
+                            running=running,
+                            waiting=waiting,
+                            kv_usage_ppm=kv,
+                        )
+                    )
+                except (ConnectionError, TimeoutError, CapyError) as error:
+                    # No reading is no report: the server sees the last one age.
+                    _log.debug(
+                        "engine.unread", extra={"fields": {"launch": str(engine.incarnation), "why": str(error)}}
+                    )
+            await trio.sleep(LOAD_EVERY_S)
+
+    async def _report_domains(self) -> None:
+        while True:
+            owners = {engine.incarnation.lane.owner: engine.processes for engine in self._custody.engines.values()}
+            domains = await self.observer.sample(owners)
+            self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
+            await trio.sleep(DOMAINS_EVERY_S)
+
+    def _say(self, report: m.Report) -> None:
+        """Send a sample, or drop and count it: the next one says more."""
+        try:
+            self._send.send_nowait(report)
+        except trio.WouldBlock:
+            self.dropped_reports += 1
+
+    def _say_later(self, report: m.Report) -> None:
+        """Send news that must arrive, without waiting for a reader here."""
+        self._spawn_task(self._send.send, report)
+
+
+def _refused(command: m.Command, error: CapyError) -> m.Refused:
+    return m.Refused(command_id=command.command_id, code=error.code, message=error.message)
+
+
+def _with_words(reason: str, words: list[str]) -> str:
+    """A failure's reason with the engine's last lines, bounded."""
+    text = reason if not words else reason + ":\n" + "\n".join(words)
+    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"

@@ -1,0 +1,125 @@
+"""What this host owns: launches with processes, and the only ways in which that ends.
+
+Custody ends with a proof: P-GONE from watching every recorded process and the whole group vanish, P-BOOT
+when the machine has booted since, P-NEVER when nothing was ever spawned. Whatever cannot be proven keeps
+its record, its port and its charge. Looking at /proc reads every process of the machine, so it is done
+in a thread: the loop that relays tokens does not wait for it.
+Source: lifecycle 2, 14, 18.3; engines 16.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import attrs
+import trio
+
+from capyctl.fsm.proofs import GoneProof, NeverLaunched, Rebooted, SameEngine
+from capyctl.fsm.types import Incarnation, ProcessIdentity, Role
+from capyctl.host import identity, process
+from capyctl.host.clock import now_ms
+from capyctl.host.engine import Engine
+from capyctl.host.identity import Presence
+from capyctl.host.ingress import Ingress
+from capyctl.host.journal import Journal
+from capyctl.host.ports import PortLeases
+
+T = TypeVar("T")
+LOOK_LIMITER = trio.CapacityLimiter(2)
+
+
+async def in_thread(look: Callable[[], T]) -> T:
+    """Run a blocking look at /proc."""
+    return await trio.to_thread.run_sync(look, limiter=LOOK_LIMITER)
+
+
+@attrs.define(eq=False)
+class Custody:
+    """The engines in this host's care. `engines` holds those that are watched; the journal holds all."""
+
+    journal: Journal
+    ports: PortLeases
+    ingress: Ingress
+    kill_s: float = process.KILL_S
+    engines: dict[Incarnation, Engine] = attrs.field(factory=dict)
+
+    async def end(
+        self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...], grace_s: float
+    ) -> GoneProof | str:
+        """SIGTERM, grace, SIGKILL, proof. A text instead of a proof says what is left, and nothing is released."""
+        if not processes or processes[0].boot_id != identity.boot_id():
+            gone = await observe(incarnation, processes)
+        else:
+            processes = await self.with_newcomers(incarnation, processes)
+            remains = await process.put_down(processes, grace_s, self.kill_s)
+            gone = process.proof_of(incarnation, processes, remains) if remains.nothing else str(remains)
+        if not isinstance(gone, str):
+            await self.release(incarnation)
+        return gone
+
+    async def release(self, incarnation: Incarnation) -> None:
+        """Proven gone, or proven never to have been: the record ends first, then its port is free."""
+        await self.journal.gone(incarnation)
+        self.ports.give_back(incarnation)
+        self.ingress.close(incarnation)
+        self.engines.pop(incarnation, None)
+
+    async def with_newcomers(
+        self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]
+    ) -> tuple[ProcessIdentity, ...]:
+        """Record whoever joined the group since, so that a proof covers helpers too."""
+        leader = next(p for p in processes if p.role is Role.API)
+        found = await in_thread(lambda: identity.with_roles(leader, processes))
+        if len(found) > len(processes):
+            await self.journal.noticed(incarnation, found)
+        return found
+
+    async def record_group(self, engine: Engine) -> tuple[ProcessIdentity, ...]:
+        """Name every process of a group that has just become ready, in the journal first (W4)."""
+        found = await in_thread(lambda: identity.with_roles(engine.api, engine.processes))
+        await self.journal.ready(engine.incarnation, found)
+        engine.processes, engine.ready = found, True
+        return found
+
+    async def same(self, engine: Engine) -> SameEngine | str:
+        """P-SAME: every recorded api and worker alive, nobody unnamed among them, its own port; or why not."""
+        recorded = engine.processes
+        found = await in_thread(lambda: identity.with_roles(engine.api, recorded))
+        alive = frozenset(p for p in found if identity.presence(p) is Presence.ALIVE)
+        missing = [p for p in recorded if p.role is not Role.HELPER and p not in alive]
+        strangers = [p for p in found[len(recorded) :] if p.role is Role.WORKER] if engine.ready else []
+        if missing or strangers:
+            reasons = [f"{p.role.value} pid {p.pid} is not seen alive" for p in missing]
+            return "; ".join([*reasons, *(f"pid {p.pid} is not in the record" for p in strangers)])
+        if not await in_thread(engine.owns_its_port):
+            return f"none of its processes listens on port {engine.record.port}"
+        if len(found) > len(recorded):
+            await self.journal.noticed(engine.incarnation, found)
+            engine.processes = found
+        return SameEngine(
+            incarnation=engine.incarnation,
+            recorded=engine.processes,
+            alive=alive,
+            strangers=len(strangers),
+            observed_at_ms=now_ms(),
+        )
+
+
+async def observe(incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]) -> GoneProof | str:
+    """P-GONE, P-BOOT or P-NEVER from looking alone; else what is still there. Signals nothing.
+
+    P-NEVER for an empty record says that the handle can never start here: the caller has fenced it.
+    """
+    if not processes:
+        return NeverLaunched(incarnation=incarnation, fenced=True, observed_at_ms=now_ms())
+    boot = identity.boot_id()
+    if all(p.boot_id != boot for p in processes):
+        return Rebooted(
+            incarnation=incarnation,
+            recorded_boot_id=processes[0].boot_id,
+            present_boot_id=boot,
+            observed_at_ms=now_ms(),
+        )
+    remains = await in_thread(lambda: process.look(processes))
+    return process.proof_of(incarnation, processes, remains) if remains.nothing else str(remains)

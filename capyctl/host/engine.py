@@ -1,0 +1,142 @@
+"""One engine that this host launched or found again: its watch, its gauges, its way to READY.
+
+Watching never owns: cancelling anything here leaves the process as it is.
+Source: engines 5, 12, 14; decisions 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from capyctl.errors import CapyError, Failure
+from capyctl.fsm.proofs import Usable
+from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
+from capyctl.host import identity, logs, ports
+from capyctl.host.adapter import EngineAdapter, LaunchFacts
+from capyctl.host.clock import now_ms
+from capyctl.host.http import LoopbackClient
+from capyctl.host.journal import LaunchRecord
+
+POLL_FIRST_S = 0.05  # a small model on llama.cpp is ready in 0.2 s
+POLL_S = 0.5
+LOAD_EVERY_S = 1.5
+"""Between two looks at the gauges. llama.cpp looks for a client that has gone only after 1 s in which it had nothing
+else to answer, so a poll each second would keep an abandoned answer running for ever."""
+
+PROBE_S = 60.0  # of a running engine; at a start the deadline bounds the probe
+
+
+@attrs.define(eq=False)
+class Engine:
+    """A launch with processes. `ended` is set when an `api` or `worker` has exited, which is an engine exit."""
+
+    record: LaunchRecord
+    adapter: EngineAdapter
+    facts: LaunchFacts
+    client: LoopbackClient
+    processes: tuple[ProcessIdentity, ...]
+    abandoned: Callable[[], int]  # requests given up and not settled, from the ingress
+    ready: bool = False
+    launching: bool = False  # its Launch command is still being answered, and tells of an exit itself
+    ending: bool = False  # being terminated: its exit is no news
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    exited: ProcessIdentity | None = None
+    status: int | None = None
+    _read_at: float = 0.0  # trio time
+    _reading: trio.Lock = attrs.field(factory=trio.Lock)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self.record.incarnation
+
+    @property
+    def api(self) -> ProcessIdentity:
+        return next(process for process in self.processes if process.role is Role.API)
+
+    async def watch(self, process: ProcessIdentity) -> None:
+        """Wait for the exit of an `api` or `worker`; the first one ends the engine."""
+        status = await identity.wait_gone(process)
+        if not self.ended.is_set():
+            self.exited, self.status = process, status
+            self.ended.set()
+
+    async def gauges(self) -> tuple[int, int, int | None, Millis]:
+        """(running, waiting, KV ppm, when the engine was asked). While a request that was given up is unsettled,
+        readings keep LOAD_EVERY_S apart, whoever asks.
+
+        Raises: ConnectionError, TimeoutError, CapyError.
+        """
+        async with self._reading:
+            if self.abandoned():
+                await trio.sleep_until(self._read_at + LOAD_EVERY_S)
+            asked_at = now_ms()
+            try:
+                running, waiting, kv = await self.adapter.gauges(self.client)
+            finally:
+                self._read_at = trio.current_time()
+            return running, waiting, kv, asked_at
+
+    async def probe(self, limit_s: float = PROBE_S) -> Usable:
+        """P-READY's second half: one bounded inference. Raises: CapyError when it did not answer as it should."""
+        try:
+            chars = await self.adapter.probe(self.client, self.facts, limit_s)
+        except (ConnectionError, TimeoutError) as error:
+            raise Failure("launch_failed", f"the engine did not answer the probe: {error}") from error
+        if chars <= 0:
+            raise Failure("launch_failed", "the engine's answer to the probe is empty")
+        return Usable(incarnation=self.incarnation, answer_chars=chars, probed_at_ms=now_ms())
+
+    def owns_its_port(self) -> bool:
+        """Whether one of its own processes listens on the leased port; whoever else answers there is not it. Blocking."""
+        pids = [process.pid for process in self.processes]
+        pids += [member.pid for member in identity.group_members(self.api) if member.pid not in pids]
+        return ports.listened_by(self.record.port, pids) is True
+
+    async def become_ready(self) -> Usable | CapyError:
+        """Health, served name and effective arguments, own port, probe. The caller bounds it and watches the process.
+
+        A refused connection and a silent engine are "not yet"; an answer that forbids going on ends it.
+        """
+        wait_s = POLL_FIRST_S
+        while True:
+            try:
+                if await self.adapter.loaded(self.client):
+                    break
+            except (ConnectionError, TimeoutError):
+                pass  # not listening yet, or too busy loading to answer
+            except CapyError as refused:
+                return refused
+            await trio.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, POLL_S)
+        if not await trio.to_thread.run_sync(self.owns_its_port):
+            return Failure("port_conflict", f"another program answers on port {self.record.port} of this engine")
+        while True:
+            try:
+                await self.adapter.verify(self.client, self.facts)
+                return await self.probe(_seconds_until(self.record.command.deadline_ms))
+            except (ConnectionError, TimeoutError):
+                await trio.sleep(POLL_S)
+            except CapyError as refused:
+                return refused
+
+    def story(self) -> str:
+        """How it ended, in words."""
+        if self.status is None:
+            return "the engine exited"
+        if self.status < 0:
+            more = ", perhaps for lack of memory" if self.status == -9 else ""
+            return f"the engine was ended by signal {-self.status}{more}"
+        return f"the engine exited with status {self.status}"
+
+    async def last_words(self) -> list[str]:
+        """The last lines that it wrote, redacted; waits a moment for the writer when the engine has ended."""
+        if self.ended.is_set():
+            await logs.settled(self.record.writer)
+        return await trio.to_thread.run_sync(logs.last_words, self.record.log_path)
+
+
+def _seconds_until(deadline_ms: Millis) -> float:
+    return max(0.1, (deadline_ms - now_ms()) / 1000)
