@@ -104,3 +104,14 @@ def assert_pure(machine: Machine[Any], step: Step) -> None:
     assert machine.step(step.state, step.event) == (step.after, step.orders)
     if step.row.ignored or step.row.code is not None:
         assert step.after == step.state
+
+
+def play(machine: Machine[Any], state: Any, script: Iterable[tuple[Any, list[Any]]], *, ends: Any) -> Any:
+    """Tell a story: each event, and the orders it gives, as kinds or as whole values. Returns the last state."""
+    for event, expected in script:
+        state, orders = machine.step(state, event)
+        told = [type(order) if isinstance(want, type) else order for order, want in zip(orders, expected, strict=False)]
+        assert told == expected, f"after {event}: {orders}"
+        assert len(orders) == len(expected), f"after {event}: {orders}"
+    assert state.phase is ends, state
+    return state
