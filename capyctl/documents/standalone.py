@@ -38,8 +38,7 @@ from capyctl.documents.blocks import (
 )
 from capyctl.documents.scalars import AbsolutePath, Name
 from capyctl.documents.strict import Wrong
-from capyctl.errors import Refusal
-from capyctl.units import Auto, Growth, Limit, Percent, Size, gib
+from capyctl.units import Auto, Growth, Limit, Percent, Size
 
 _DERIVED = "it is derived from the machine on standalone; leave it out"
 _REMOTE = "standalone has no hosts to enrol"
@@ -172,55 +171,6 @@ def parse_standalone(text: str | bytes | dict[str, Any], source: str) -> Standal
     """A standalone document, strictly read. Raises: Refusal invalid_config naming the field."""
     data = text if isinstance(text, dict) else reader.read(text, source)
     return strict.structure(data, Standalone, source)
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """A domain's limits in bytes, and the part of host-KV."""
-
-    capacity_bytes: int
-    managed_bytes: int
-    reserve_bytes: int
-    parked_bytes: int
-    host_kv_bytes: int
-
-
-def limits_of(stated: SystemMemory, capacity_bytes: int) -> Limits:
-    """The limits of a machine with `capacity_bytes`: percentages are of the capacity; auto is 50, 20 and 25 %.
-
-    Raises: Refusal invalid_config with both numbers when they do not fit together.
-    """
-
-    def resolve(limit: Limit, auto_percent: int) -> int:
-        match limit:
-            case Size():
-                return limit.bytes
-            case Percent():
-                return limit.of(capacity_bytes)
-            case Auto():
-                return Percent(auto_percent).of(capacity_bytes)
-
-    path = "host.resource_policy.memory.system"
-    managed = resolve(stated.managed_limit, 50)
-    reserve = resolve(stated.free_reserve, 20)
-    parked = resolve(stated.parked_limit, 25)
-    if stated.parked_limit is Auto.AUTO:
-        parked = min(parked, managed)
-    if managed + reserve > capacity_bytes:
-        raise Refusal(
-            "invalid_config",
-            f"{path}: managed_limit {gib(managed)} and free_reserve {gib(reserve)} "
-            f"are more than the machine's {gib(capacity_bytes)}",
-        )
-    if parked > managed:
-        raise Refusal("invalid_config", f"{path}: parked_limit {gib(parked)} is more than managed_limit {gib(managed)}")
-    return Limits(
-        capacity_bytes=capacity_bytes,
-        managed_bytes=managed,
-        reserve_bytes=reserve,
-        parked_bytes=parked,
-        host_kv_bytes=min(Percent(10).of(capacity_bytes), managed),
-    )
 
 
 GENERATED = """\

@@ -1,0 +1,157 @@
+"""The tree of commands, and the one place where an error becomes a line and an exit status.
+
+Commands are named by import path: asking for one imports that one. Source: cli 1, 2, 15.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError
+
+from capyctl.cli.output import INTERRUPTED, PLAIN, Common, note, print_error
+from capyctl.errors import CapyError, Failure, Refusal
+
+# action, resource, function, help
+COMMANDS: Final = (
+    ("init", "server", "init:server", "Write a server document."),
+    ("init", "host", "init:host", "Write a host document with limits that fit this machine."),
+    ("start", "standalone", "roles:standalone", "Run everything on this machine, in the foreground."),
+    ("start", "server", "roles:server", "Run the server of several machines (not in this release)."),
+    ("start", "host", "roles:host", "Run a GPU machine that a server drives (not in this release)."),
+    ("start", "deployment", "lifecycle:start", "Start a deployment."),
+    ("stop", "deployment", "lifecycle:stop", "Stop a deployment; requests are refused until it is started."),
+    ("park", "deployment", "lifecycle:park", "Park a deployment; the next request wakes it."),
+    ("delete", "deployment", "lifecycle:delete", "Delete a deployment. Model files are never touched."),
+    ("deploy", "model", "deploy:model", "Create a deployment, or replace one with --revision."),
+    ("list", "deployments", "listing:deployments", "List deployments with their states."),
+    ("list", "engines", "listing:engines", "List the engines that hosts offer."),
+    ("list", "hosts", "listing:hosts", "List hosts with their memory and engines."),
+    ("status", "deployment", "status:deployment", "Show a deployment: instances, what it waits for, what failed."),
+    ("inspect", "deployment", "status:inspect_deployment", "Show the full record of a deployment."),
+    ("inspect", "host", "status:inspect_host", "Show the full record of a host."),
+    ("validate", "config", "validate:config", "Check a document offline."),
+    ("config", "show", "config_show:show", "Show every setting with its value and source."),
+    ("drain", "standalone", "drain:standalone", "Stop every engine of this machine; deployments are kept."),
+    ("engine", "detect", "engine:detect", "Find engine installations; runs nothing it finds."),
+    ("engine", "add", "engine:add", "Register an engine installation."),
+    ("engine", "list", "engine:list_profiles", "List registered engines."),
+    ("engine", "remove", "engine:remove", "Remove a registered engine."),
+    ("engine", "flags", "engine:flags", "Show which options and variables of a family are whose."),
+    ("demo", "", "demo:demo", "See it work on this machine, with nothing set up."),
+    ("version", "", "version:version", "Show the version and the commit the build came from."),
+)
+_ACTIONS: Final = {
+    "init": "Write a document to begin with.",
+    "start": "Start a role or a deployment.",
+    "stop": "Stop a deployment.",
+    "park": "Park a deployment.",
+    "delete": "Delete a deployment.",
+    "deploy": "Deploy a model.",
+    "list": "List deployments, engines or hosts.",
+    "status": "Show what is going on.",
+    "inspect": "Show full records.",
+    "validate": "Check documents.",
+    "config": "Show settings.",
+    "drain": "Stop every engine.",
+    "engine": "Register engine installations.",
+}
+
+
+def build() -> App:
+    """The application. Nothing but names is read until a command is chosen."""
+    app = App(
+        name="capyctl",
+        help="Run more models than fit in memory, behind one OpenAI-compatible endpoint.",
+        version_flags=(),
+        result_action="return_value",
+    )
+    groups: dict[str, App] = {}
+    for action, resource, function, text in COMMANDS:
+        path = f"capyctl.cli.{function}"
+        if not resource:
+            app.command(path, name=action, help=text)
+            continue
+        if action not in groups:
+            groups[action] = App(name=action, help=_ACTIONS[action], version_flags=(), result_action="return_value")
+            app.command(groups[action])
+        groups[action].command(path, name=resource, help=text)
+    groups["status"].default(_overview)
+    return app
+
+
+def _overview(*, common: Common = PLAIN) -> None:
+    """Show the role that answers here, its listeners and its memory."""
+    from capyctl.cli.status import overview
+
+    overview(common=common)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one command line and return its exit status. Prints errors; raises nothing a user can cause."""
+    as_json = _asked_for_json(words)
+    app = build()
+    try:
+        status = _dispatch(app, list(words))
+        sys.stdout.flush()
+    except CapyError as error:
+        print_error(error, as_json=as_json)
+        return error.exit_code
+    except CycloptsError as error:
+        print_error(Refusal("invalid_config", str(error)), as_json=as_json)
+        if not as_json:
+            note(f"Usage: {_usage(app, words)}")
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has had enough of it. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print_error(
+            Failure("internal", f"{error.filename or 'the system'}: {error.strerror or error}"), as_json=as_json
+        )
+        return 13
+    return status
+
+
+def _dispatch(app: App, words: list[str]) -> int:
+    helping = "--help" in words or "-h" in words
+    if helping or not words:
+        from rich.console import Console  # only help is drawn
+
+        app.console = Console(no_color=True, highlight=False)
+    if not words:
+        app.help_print([])
+        return 2
+    chain, apps, rest = app.parse_commands(words)
+    if not helping and apps[-1].default_command is None:
+        resources = ", ".join(sorted(name for name in apps[-1] if not name.startswith("-")))
+        what = f"Unknown command {rest[0]!r} after" if rest else "A word is missing after"
+        raise CycloptsError(msg=f"{what} {' '.join(('capyctl', *chain))!r}: expected one of {resources}.")
+    result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    return result if type(result) is int else 0
+
+
+def _usage(app: App, words: Sequence[str]) -> str:
+    """`capyctl start deployment …`: as far as the words name a command."""
+    chain, apps, _ = app.parse_commands(list(words))
+    form = " ".join(("capyctl", *chain))
+    if apps[-1].default_command is None:
+        return f"{form} <{'|'.join(name for name in apps[-1] if not name.startswith('-'))}> [options]"
+    return f"{form} [options]; `{form} --help` lists them"
+
+
+def _asked_for_json(words: Sequence[str]) -> bool:
+    """Whether errors are to be JSON, before anything has been parsed."""
+    for word, following in itertools.zip_longest(words, words[1:]):
+        if word in ("--json", "--format=json", "--output=json"):
+            return True
+        if word in ("--format", "--output") and following == "json":
+            return True
+    return False

@@ -1,0 +1,71 @@
+"""`config show`: every effective setting, and where it comes from. Asks no role and writes nothing.
+
+Source: config 12.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from capyctl.cli.output import PLAIN, Common, Words, emit_json, note, say, table
+from capyctl.documents import kinds, places
+from capyctl.documents.settings import Stated, effective
+from capyctl.errors import Refusal
+
+
+def show(
+    *,
+    role: Annotated[str | None, Parameter(help="server, host or standalone.")] = None,
+    set: Annotated[Words | None, Parameter(help="Any setting: <path>=<value>; repeatable.")] = None,
+    common: Common = PLAIN,
+) -> None:
+    """Show every setting with its value and source."""
+    stated = Stated(
+        overrides=tuple(set or ()),
+        environ=dict(os.environ),
+        cwd=os.getcwd(),
+        config=common.config,
+        state_dir=common.state_dir,
+    )
+    explicit = places.explicit_document(stated.config, stated.environ, stated.cwd)
+    root = places.stated_state_root(stated.state_dir, stated.environ, stated.cwd)
+    where = places.Places(root or places.default_state_root(stated.environ))
+    chosen = _role(role, explicit[0] if explicit else None, where)
+    if chosen == "standalone":
+        settings = effective(stated)
+        for notice in settings.notices:
+            note(notice)
+        document, rows = settings.document_path, settings.rows
+    else:
+        document = explicit[0] if explicit else places.read_line(where.document_record) or where.document(chosen)
+        rows = kinds.rows_of(chosen, document, stated.overrides, stated.environ)
+    if common.as_json:
+        listed = [{"path": row.path, "value": row.value, "source": row.source} for row in rows]
+        emit_json({"role": chosen, "document": document, "settings": listed})
+        return
+    say(f"{chosen} (document {document})")
+    table(("SETTING", "VALUE", "SOURCE"), ((row.path, row.text, row.source) for row in rows))
+
+
+def _role(stated: str | None, explicit: str | None, where: places.Places) -> places.Role:
+    """The role whose settings are meant: as stated, the document's kind, the one role here, else standalone."""
+    if stated is not None and stated not in places.ROLES:
+        raise Refusal("invalid_config", f"--role {stated}: expected server, host or standalone")
+    if explicit is not None:
+        kind = kinds.kind_of(kinds.read_file(explicit, explicit), explicit)
+        if kind == "deployment" or stated not in (None, kind):
+            raise Refusal("invalid_config", f"{explicit}: kind: is {kind}; expected {stated or 'a role document'}")
+        stated = kind
+    known = places.roles_known(where)
+    for role in places.ROLES:
+        if role == stated:
+            return role
+    if len(known) > 1:
+        raise Refusal(
+            "invalid_config",
+            f"{' and '.join(known)} share {where.root}; choose with --role {' or --role '.join(known)}",
+        )
+    return known[0] if known else "standalone"

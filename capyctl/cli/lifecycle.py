@@ -1,0 +1,204 @@
+"""`start | stop | park | delete deployment`, and what they share: one action, accepted, maybe waited for.
+
+Source: cli 10, 14; api 5.3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from capyctl import ulid
+from capyctl.cli import progress, target
+from capyctl.cli.client import Management
+from capyctl.cli.output import PLAIN, Common, emit_json, memory, note, summary
+from capyctl.errors import Refusal
+from capyctl.units import Duration, parse_duration
+
+START_LIMIT_MS: Final = 3_600_000
+STOP_LIMIT_MS: Final = 900_000
+RequestId = Annotated[str | None, Parameter(help="Identity of an earlier command, to recover it.")]
+Wait = Annotated[bool, Parameter(negative=(), help="Return when it is done, or gave up.")]
+
+
+def management(common: Common, request_id: str | None = None) -> Management:
+    """The management API of the role that this command is for."""
+    if request_id is not None and not ulid.is_ulid(request_id):
+        raise Refusal("invalid_config", f"--request-id {request_id}: expected a ULID, 26 upper-case letters and digits")
+    return Management(target.find(common.config, common.state_dir, os.environ, os.getcwd()), request_id)
+
+
+def announce(api: Management) -> None:
+    """The line with which a lost command can be recovered."""
+    note(f"Request identity: {api.request_id} (reuse --request-id {api.request_id} to recover this command)")
+
+
+def stated_duration(text: str | None, option: str) -> Duration | None:
+    """A duration option. Raises: Refusal naming the option."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as wrong:
+        raise Refusal("invalid_config", f"{option} {text}: {wrong}") from None
+
+
+def act(api: Management, view: dict[str, Any], action: str, limit_ms: int, **more: Any) -> dict[str, Any]:
+    """Send one action on a deployment; its receipt.
+
+    The deadline counts from the instant inside the request identity, so that the same identity sends
+    the same body and recovers the original receipt.
+    """
+    body = {
+        "expected_revision": int(view["revision"]),
+        "action": action,
+        "deadline_ms": ulid.instant_ms(api.request_id) + limit_ms,
+        **{name: value for name, value in more.items() if value is not None},
+    }
+    return api.change("POST", f"/deployments/{view['id']}/actions", body)
+
+
+def ended(operation: dict[str, Any]) -> str:
+    """`initialize succeeded`, `initialize failed (launch_failed)`, `stop pending`."""
+    code = operation.get("error_code")
+    state = operation.get("state")
+    if state not in progress.TERMINAL:
+        return f"{operation.get('action')} pending"
+    return f"{operation.get('action')} {state}{f' ({code})' if code else ''}"
+
+
+def receipt_lines(receipt: dict[str, Any], names: Callable[[str], str] = str) -> dict[str, str]:
+    """The key lines of an accepted action; victims are listed when it makes room."""
+    pairs = {"Operation": str(receipt.get("operation_id"))}
+    if receipt.get("switch_id"):
+        pairs["Switch"] = str(receipt["switch_id"])
+        pairs["Makes room"] = ",".join(names(str(victim)) for victim in receipt.get("victims", ())) or "-"
+    return pairs
+
+
+def started(api: Management, view: dict[str, Any], *, evict: bool, timeout: Duration | None) -> dict[str, Any]:
+    """Start a deployment and wait; its view once every instance is ready, and the operation inside it.
+
+    Raises: what the operation failed with.
+    """
+    name = str(view["name"])
+
+    def send() -> dict[str, Any]:
+        return _start(api, view, evict=evict, timeout=timeout)
+
+    receipt = progress.until_accepted(send, name, view)
+    text = f"Starting {name}"
+    operation = progress.wait_for(
+        api, str(receipt["operation_id"]), text, START_LIMIT_MS / 1000, late="activation_timeout"
+    )
+    progress.check_succeeded(operation, name)
+    return {**api.deployment(str(view["id"])), "operation": operation}
+
+
+def _start(api: Management, view: dict[str, Any], *, evict: bool, timeout: Duration | None) -> dict[str, Any]:
+    bound = None if timeout is None else timeout.ms
+    return act(api, view, "start", START_LIMIT_MS, evict=evict or None, initialize_timeout_ms=bound)
+
+
+def ready_lines(view: dict[str, Any]) -> dict[str, str]:
+    """The key lines of a deployment that was started."""
+    hosts = ",".join(str(host.get("name") or host.get("id")) for host in view.get("hosts", ()))
+    return {"Ready": str(view.get("ready")), "Hosts": hosts or "-", "Operation": ended(view["operation"])}
+
+
+def start(
+    name: str,
+    /,
+    *,
+    wait: Wait = False,
+    evict: Annotated[bool, Parameter(negative=(), help="Park or stop idle models so that it fits.")] = False,
+    initialize_timeout: Annotated[str | None, Parameter(help="Bound of this start alone, such as 300s.")] = None,
+    request_id: RequestId = None,
+    common: Common = PLAIN,
+) -> None:
+    """Start a deployment."""
+    timeout = stated_duration(initialize_timeout, "--initialize-timeout")
+    api = management(common, request_id)
+    view = api.deployment(name)
+    announce(api)
+    if not wait:
+        receipt = _start(api, view, evict=evict, timeout=timeout)
+        _accepted(f"Start requested for {view['name']}", receipt, common)
+        return
+    view = started(api, view, evict=evict, timeout=timeout)
+    if common.as_json:
+        emit_json(view)
+    else:
+        summary(f"Started {view['name']}: ready", ready_lines(view))
+
+
+def _accepted(sentence: str, receipt: dict[str, Any], common: Common) -> None:
+    if common.as_json:
+        emit_json(receipt)
+    else:
+        summary(sentence, receipt_lines(receipt))
+
+
+def _simple(action: str, done: str, name: str, wait: bool, request_id: str | None, common: Common) -> None:
+    api = management(common, request_id)
+    view = api.deployment(name)
+    announce(api)
+    receipt = act(api, view, action, STOP_LIMIT_MS)
+    if not wait:
+        _accepted(f"{action.capitalize()} requested for {view['name']}", receipt, common)
+        return
+    text = f"Waiting for the {action} of {view['name']} to finish"
+    note(f"{text} (at most {STOP_LIMIT_MS // 1000}s)")
+    operation = progress.wait_for(api, str(receipt["operation_id"]), text, STOP_LIMIT_MS / 1000)
+    progress.check_succeeded(operation, str(view["name"]))
+    if common.as_json:
+        emit_json({**api.deployment(str(view["id"])), "operation": operation})
+    else:
+        summary(f"{done} {view['name']}", {"Operation": ended(operation)})
+
+
+def stop(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
+    """Stop a deployment; requests are refused until it is started."""
+    _simple("stop", "Stopped", name, wait, request_id, common)
+
+
+def park(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
+    """Park a deployment: its memory is released, the next request wakes it."""
+    _simple("park", "Parked", name, wait, request_id, common)
+
+
+def delete(
+    name: str,
+    /,
+    *,
+    stop: Annotated[bool, Parameter(negative=(), help="Stop it first and wait for proven cleanup.")] = False,
+    request_id: RequestId = None,
+    common: Common = PLAIN,
+) -> None:
+    """Delete a deployment. Model files are never touched."""
+    api = management(common, request_id)
+    view = api.deployment(name)
+    announce(api)
+    receipt = act(api, view, "delete", STOP_LIMIT_MS, stop=True if stop else None)
+    text = f"Waiting for the stop of {view['name']} to finish"
+    if stop and view.get("observed_state") != "stopped":
+        note(f"{text} (at most {STOP_LIMIT_MS // 1000}s)")
+    operation = progress.wait_for(api, str(receipt["operation_id"]), text, STOP_LIMIT_MS / 1000)
+    if operation.get("state") != "succeeded" and stop and not common.as_json:
+        pairs = {"Cleanup": "pending", "Operation": str(receipt["operation_id"])}
+        summary(f"{view['name']} is not deleted", pairs)
+    progress.check_succeeded(operation, str(view["name"]))
+    if common.as_json:
+        emit_json({"deleted": view["name"], "deployment_id": view["id"], "operation": operation})
+    else:
+        summary(f"Deleted {view['name']}", {"Operation": str(receipt["operation_id"])})
+
+
+def startup_cell(view: dict[str, Any]) -> str:
+    """Memory set aside for a first start."""
+    startup = view.get("startup") or {}
+    domains = startup.get("bytes") or {}
+    return memory(domains)

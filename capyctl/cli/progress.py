@@ -1,0 +1,115 @@
+"""Waiting for an operation: polls, says what is waited for, and shows the time on a terminal.
+
+Waiting is a client's own business: leaving cancels nothing, and the same request identity finds the
+operation again. Source: cli 14.1, api 5.6.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from capyctl.cli.client import Management, made
+from capyctl.cli.output import note
+from capyctl.errors import CapyError, Failure
+
+POLL_FIRST_S: Final = 0.25
+POLL_MOST_S: Final = 2.0
+DIGEST_LIMIT_S: Final = 900
+TERMINAL: Final = ("succeeded", "failed", "cancelled")
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between two looks: 250 ms, rising to 2 s."""
+    pause = POLL_FIRST_S
+    while True:
+        yield pause
+        pause = min(POLL_MOST_S, pause * 1.25)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """A line with a spinner on a terminal's stderr, quiet elsewhere. Yields a function that changes its text."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # 100 ms; only a terminal needs it
+
+    console = Console(stderr=True, no_color=True, highlight=False)
+    began = time.monotonic()
+    with console.status(text) as status:
+
+        def change(now: str) -> None:
+            status.update(f"{now} · {time.monotonic() - began:.0f}s")
+
+        yield change
+
+
+def wait_for(
+    management: Management, operation_id: str, text: str, limit_s: float, late: str = "deadline_exceeded"
+) -> dict[str, Any]:
+    """The operation once it has ended, well or not.
+
+    Raises: Failure with the code `late` when `limit_s` seconds pass first.
+    """
+    began = time.monotonic()
+    with spinner(text) as change:
+        for pause in pauses():
+            operation = management.get(f"/operations/{operation_id}")
+            if operation.get("state") in TERMINAL:
+                return operation
+            waited = time.monotonic() - began
+            if waited >= limit_s:
+                raise Failure(
+                    late,
+                    f"operation {operation_id} has not ended within {limit_s:.0f}s; it goes on, "
+                    f"wait again with --request-id {management.request_id}",
+                )
+            reason = operation.get("reason")
+            change(f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})")
+            time.sleep(min(pause, limit_s - waited))
+    raise AssertionError("pauses never end")
+
+
+def until_accepted(send: Callable[[], dict[str, Any]], name: str, view: dict[str, Any]) -> dict[str, Any]:
+    """`send` until the role takes it, when it is refused only because a stop or a measurement is going on.
+
+    Says on stderr what is waited for, with its bound. Raises: the refusal itself once the bound has passed.
+    """
+    stop_limit_s = -(-int(view.get("initialize_ms") or 130_000) // 1000) + 30
+    waits = {
+        "still_stopping": (f"Waiting for the stop of {name} to finish", stop_limit_s),
+        "delete_requires_cleanup": (f"Waiting for the stop of {name} to finish", stop_limit_s),
+        "checkpoint_digest_pending": (
+            f"Waiting for the checkpoint digest of {name} to be measured",
+            DIGEST_LIMIT_S,
+        ),
+    }
+    began: dict[str, float] = {}
+    for pause in pauses():
+        try:
+            return send()
+        except CapyError as refusal:
+            if refusal.code not in waits:
+                raise
+            text, limit_s = waits[refusal.code]
+            if refusal.code not in began:
+                began[refusal.code] = time.monotonic()
+                note(f"{text} (at most {limit_s}s)")
+            if time.monotonic() - began[refusal.code] >= limit_s:
+                raise
+            time.sleep(pause)
+    raise AssertionError("pauses never end")
+
+
+def check_succeeded(operation: dict[str, Any], name: str) -> None:
+    """Raise what a failed operation says of itself."""
+    if operation.get("state") == "succeeded":
+        return
+    code = str(operation.get("error_code") or "operation_failed")
+    action = operation.get("action") or "operation"
+    reason = operation.get("reason") or f"the {action} of {name} ended as {operation.get('state')}"
+    raise made(code, f"{name}: {reason}", 503)

@@ -1,0 +1,200 @@
+"""`status`, `status deployment`, `inspect deployment | host`: what is going on, and why.
+
+Source: cli 11.2, 11.3; decisions on what a stopped model shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capyctl.cli.lifecycle import ended, management, startup_cell
+from capyctl.cli.listing import host_names
+from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
+from capyctl.errors import Refusal
+from capyctl.units import gib, seconds
+
+
+def deployment(name: str, /, *, common: Common = PLAIN) -> None:
+    """Show a deployment: its instances, what it waits for, what failed."""
+    view = management(common).deployment(name)
+    if common.as_json:
+        emit_json(view)
+        return
+    operation = view.get("latest_operation")
+    initialize = view.get("initialize_ms")
+    table(
+        ("NAME", "STATE", "READY", "REVISION", "STARTUP", "INITIALIZE", "LAST OPERATION"),
+        [
+            (
+                str(view["name"]),
+                str(view.get("observed_state")),
+                str(view.get("ready")),
+                str(view.get("revision")),
+                startup_cell(view),
+                seconds(int(initialize)) if initialize else "-",
+                ended(operation) if operation else "-",
+            )
+        ],
+    )
+    say()
+    table(
+        ("INSTANCE", "HOST", "STATE", "LIFECYCLE", "DEVICES", "LAST ERROR"),
+        (
+            (
+                str(row.get("index")),
+                str(row.get("host") or row.get("host_id") or "-"),
+                str(row.get("observed_state")),
+                str(row.get("lifecycle") or "-"),
+                ",".join(row.get("devices") or ()) or "-",
+                last_error(row.get("last_error")),
+            )
+            for row in view.get("instances", ())
+        ),
+    )
+    lines = applying(view)
+    if lines:
+        say()
+        key_lines(lines)
+
+
+def last_error(error: Mapping[str, Any] | None) -> str:
+    """`<code>: <reason>` on one line."""
+    if not error:
+        return "-"
+    return " ".join(f"{error.get('code')}: {error.get('message')}".split())
+
+
+def applying(view: Mapping[str, Any]) -> dict[str, str]:
+    """The key lines of block 4: only what applies."""
+    lines: dict[str, str] = {}
+    if view.get("waiting"):
+        lines["Waiting"] = str(view["waiting"])
+    checkpoint = view.get("checkpoint") or {}
+    state, reason = checkpoint.get("state"), checkpoint.get("reason")
+    if state in ("pending", "measuring"):
+        lines["Checkpoint"] = "being measured"
+    elif reason:
+        lines["Checkpoint"] = f"{state}: {reason}"
+    profile, version = view.get("profile"), view.get("engine_version")
+    if profile:
+        lines["Engine"] = f"{profile} {version}" if version else str(profile)
+        if view.get("engine_note"):
+            lines["Engine"] += f"; {view['engine_note']}"
+    context = view.get("context")
+    if context:
+        why = context.get("reason")
+        lines["Context"] = f"{context.get('tokens')} tokens{f', {why}' if why else ''}"
+    stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
+    if stopped:
+        lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
+    charged = [
+        f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({row.get('provenance')})"
+        for row in view.get("ledger", ())
+    ]
+    if charged:
+        lines["Charged"] = "\n".join(charged)
+    text = _requests(view.get("requests") or {})
+    if text:
+        lines["Requests"] = text
+    return lines
+
+
+def _stopped(stopped: Mapping[str, Any]) -> str:
+    """`for notes (switch 01N…)`, `idle`, `operator`."""
+    if stopped.get("for"):
+        switch = stopped.get("switch_id")
+        return f"for {stopped['for']}{f' (switch {switch})' if switch else ''}"
+    return str(stopped.get("kind"))
+
+
+def _requests(requests: Mapping[str, Any]) -> str:
+    words = (
+        ("in_flight", "in flight"),
+        ("waiting", "waiting"),
+        ("settle_when_idle", "cancelled, settle when the engine is idle"),
+        ("settle_at_stop", "cancelled, settle at the next stop"),
+    )
+    return ", ".join(f"{requests[name]} {text}" for name, text in words if requests.get(name))
+
+
+def overview(*, common: Common = PLAIN) -> None:
+    """Show the role that answers here, its listeners and its memory."""
+    api = management(common)
+    installation = api.get("/installation")
+    if common.as_json:
+        emit_json(installation)
+        return
+    role = installation.get("role") or api.target.role
+    pairs = {"Management": api.target.address}
+    inference = installation.get("inference")
+    if isinstance(inference, Mapping):
+        key = "(API key required)" if inference.get("authentication") == "api_key" else "(no API key)"
+        pairs = {"Inference": f"{inference.get('address')} {key}", **pairs}
+    pairs["State"] = str(installation.get("state_dir") or api.target.places.root)
+    for host in api.get("/hosts").get("hosts", ()):
+        for domain in host.get("session", host).get("domains", ()):
+            pairs[f"Memory {domain.get('domain_id')}"] = _domain(domain)
+    summary(f"capyctl {installation.get('version')} {role}", pairs)
+    if isinstance(inference, Mapping) and inference.get("authentication") != "api_key":
+        say()
+        say(f"inference: unauthenticated on {inference.get('address')}")
+
+
+def _domain(domain: Mapping[str, Any]) -> str:
+    words = (
+        ("charged_bytes", "charged"),
+        ("managed_bytes", "managed limit"),
+        ("available_bytes", "free"),
+        ("capacity_bytes", "total"),
+    )
+    return ", ".join(f"{gib(int(domain[name]))} {text}" for name, text in words if domain.get(name) is not None)
+
+
+def inspect_deployment(name: str, /, *, common: Common = PLAIN) -> None:
+    """Show the full record of a deployment."""
+    view = management(common).deployment(name)
+    if common.as_json:
+        emit_json(view)
+        return
+    pairs = flat(view, skip=("document",))
+    pairs["hosts"] = host_names(view)
+    summary(f"Deployment {view['name']}", pairs)
+
+
+def inspect_host(name: str, /, *, common: Common = PLAIN) -> None:
+    """Show the full record of a host."""
+    for host in management(common).get("/hosts").get("hosts", ()):
+        if name in (host.get("name"), host.get("id")):
+            if common.as_json:
+                emit_json(host)
+            else:
+                summary(f"Host {host.get('name') or host.get('id')}", flat(host))
+            return
+    raise Refusal("not_found", f"there is no host {name}; `capyctl list hosts` shows them")
+
+
+def flat(record: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, str]:
+    """A record as key lines: nested names joined by dots, bytes for people beside the exact number."""
+    lines: dict[str, str] = {}
+
+    def add(value: Any, path: str) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                add(item, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+            for index, item in enumerate(value):
+                add(item, f"{path}[{index}]")
+        elif isinstance(value, list):
+            lines[path] = ",".join(str(item) for item in value) or "-"
+        elif value is None or value == {}:
+            lines[path] = "-"
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            exact = path.endswith("bytes") or ".bytes." in path
+            lines[path] = f"{text} ({memory({'it': value})})" if exact and text.isdigit() else text
+
+    for name, value in record.items():
+        if name not in skip:
+            add(value, name)
+    return lines
