@@ -18,10 +18,11 @@ import trio
 
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.proofs import NeverLaunched, Usable
-from capyctl.fsm.types import Bytes, HostId, Incarnation, ProcessIdentity
+from capyctl.fsm.types import Bytes, HostId, Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
 from capyctl.host.clock import now_ms
+from capyctl.host.custody import Custody, in_thread, observe
 from capyctl.host.devices import Observer
 from capyctl.host.engine import LOAD_EVERY_S, Engine
 from capyctl.host.ingress import Ingress
@@ -36,6 +37,7 @@ DOMAINS_EVERY_S = 1.0
 PEAK_EVERY_S = 0.2
 IDLE_POLL_S = 0.5
 REASON_CHARS = 4_000
+ENDED_UNSEEN = "the engine ended while the host was not running"
 _log = logging.getLogger("capyctl.host.agent")
 
 
@@ -107,7 +109,10 @@ class HostAgent:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Find the engines of before, then serve until cancelled. Started once they are all known."""
-        identity.become_subreaper()
+        try:
+            identity.become_subreaper()
+        except OSError as error:  # a sandbox may forbid it: orphans then go to PID 1, and proofs do not lean on it
+            _log.warning("subreaper.refused", extra={"fields": {"why": str(error)}})
         async with trio.open_nursery() as self._nursery:
             try:
                 await self._nursery.start(self.ingress.run)
@@ -124,23 +129,23 @@ class HostAgent:
         """Look at every launch of the journal: alive is watched again, gone is recorded, nothing is signalled."""
         for record in await self.journal.launches():
             self.ports.restore(record.port, record.incarnation)
-            if not record.processes or process.look(record.processes).nothing:
+            gone = await observe(record.incarnation, record.processes)
+            if not isinstance(gone, str):
                 # Without an identity the gate never opened; with one, all that was recorded is absent.
                 await self._custody.release(record.incarnation)
                 if record.processes:
-                    self._say_later(self._exit_report(record.incarnation, record.processes[0], None, ""))
+                    exit_report = _exit_report(record.incarnation, record.processes[0], None, ENDED_UNSEEN)
+                    self._spawn_task(self._send.send, exit_report)
                 continue
             try:
                 engine = self._launcher.engine(record)
             except CapyError as error:
-                # Its profile was removed: nobody can ask it anything, and Terminate still works from the record.
-                _log.warning(
-                    "engine.unknown_profile",
-                    extra={"fields": {"launch": str(record.incarnation), "why": error.message}},
-                )
+                # Its profile was removed: nobody can ask it anything; Terminate still works from the record.
+                fields = {"launch": str(record.incarnation), "why": error.message}
+                _log.warning("engine.unknown_profile", extra={"fields": fields})
                 continue
             self._adopt(engine)
-            if engine.ready and engine.owns_its_port():
+            if engine.ready and await in_thread(engine.owns_its_port):
                 self.ingress.admit(engine.incarnation, record.port, record.key)
         for command in await self.journal.unfinished():
             self._begin(command)
@@ -148,6 +153,14 @@ class HostAgent:
     def _adopt(self, engine: Engine) -> None:
         self._custody.engines[engine.incarnation] = engine
         self._spawn_task(self._follow, engine)
+        self._watch(engine)
+
+    def _watch(self, engine: Engine) -> None:
+        """Watch those of its processes whose exit ends it, and that nobody watches yet."""
+        for one in engine.processes:
+            if one.role is not Role.HELPER and one not in engine.watched:
+                engine.watched.add(one)
+                self._spawn_task(engine.watch, one)
 
     def _spawn_task(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
         if self._nursery is None:
@@ -203,20 +216,30 @@ class HostAgent:
         return running
 
     async def _perform(self, command: m.Command, running: _Running) -> None:
-        """The one task of a Launch or Terminate. Whatever was proven is recorded; "nobody knows" is asked again."""
-        result: m.Result
+        """The one task of a Launch or Terminate. What was proven is recorded; "nobody knows" is tried again."""
+        running.result = m.Unresolved(command_id=command.command_id, reason="the host's agent was interrupted")
         try:
-            result = await (self._launch(command) if isinstance(command, m.Launch) else self._terminate(command))  # type: ignore[arg-type]
+            running.result = await self._effect(command)
+            if not isinstance(running.result, (m.Unresolved, m.Refused)):
+                await self.journal.finish(command, running.result, now_ms())
         except CapyError as error:
-            result = _refused(command, error)
+            running.result = _refused(command, error)
         except Exception as error:  # a bug of ours must not end the watch over every other engine
             _log.exception("command.broke", extra={"fields": {"command": command.command_id}})
-            result = m.Unresolved(command_id=command.command_id, reason=f"{type(error).__name__} in the host's agent")
-        if not isinstance(result, (m.Unresolved, m.Refused)):
-            await self.journal.finish(command, result, now_ms())
-        running.result = result
-        running.done.set()
-        del self._running[command.command_id]
+            reason = f"{type(error).__name__} in the host's agent"
+            running.result = m.Unresolved(command_id=command.command_id, reason=reason)
+        finally:
+            running.done.set()
+            del self._running[command.command_id]
+
+    async def _effect(self, command: m.Command) -> m.Result:
+        match command:
+            case m.Launch():
+                return await self._launch(command)
+            case m.Terminate():
+                return await self._terminate(command)
+            case _:
+                raise Refusal("unsupported", f"{type(command).__name__} has no effect to perform")
 
     # --- launch ------------------------------------------------------------------------------------------
 
@@ -238,7 +261,7 @@ class HostAgent:
             try:
                 engine = await self._launcher.spawn(command, prepared)
             except SpawnFailed as failed:
-                failed.engine.launching = failed.engine.ending = True
+                failed.engine.launching = True
                 self._adopt(failed.engine)
                 return await self._clean_up(command, failed.engine, failed.error)
             except CapyError as error:
@@ -266,7 +289,7 @@ class HostAgent:
             return await self._make_ready(command, engine)
         if not record.processes:
             return await self._never(command, Failure("launch_failed", "the host stopped before it was spawned"))
-        return await self._absent_launch(command, record, "the engine ended while the host was not running")
+        return await self._absent_launch(command, record, ENDED_UNSEEN)
 
     async def _make_ready(self, command: m.Launch, engine: Engine) -> m.Result:
         """Readiness, ended by the deadline or by the engine's exit, whichever is first."""
@@ -289,19 +312,23 @@ class HostAgent:
                 nursery.start_soon(sample_peak)
                 outcome = await engine.become_ready()
                 nursery.cancel_scope.cancel()
-        if engine.ended.is_set():
-            return await self._clean_up(
-                command, engine, Failure("launch_failed", f"{engine.story()} before it was ready")
-            )
-        if outcome is None and window.cancelled_caught:
+        if engine.ending:
+            outcome = Refusal("lifecycle_conflict", "stopped while it was starting")
+        elif engine.ended.is_set():
+            outcome = Failure("launch_failed", f"{engine.story()} before it was ready")
+        elif outcome is None and window.cancelled_caught:
             waited_s = (command.deadline_ms - engine.record.started_ms) / 1000
             outcome = Failure("activation_timeout", f"the engine was not ready within {waited_s:.0f} s")
         if not isinstance(outcome, Usable):
-            return await self._clean_up(
-                command, engine, outcome or Failure("launch_failed", "readiness gave no answer")
-            )
+            outcome = outcome or Failure("launch_failed", "readiness gave no answer")
+            return await self._clean_up(command, engine, outcome)
         await self._custody.record_group(engine)
+        self._watch(engine)
         peak = max(peak, await self.observer.resident(engine.processes))
+        if engine.ended.is_set():  # from here on its end is news, and told by `_follow`
+            return await self._clean_up(
+                command, engine, Failure("launch_failed", f"{engine.story()} as it became ready")
+            )
         engine.launching = False
         self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
         return m.Launched(
@@ -313,15 +340,14 @@ class HostAgent:
 
     async def _clean_up(self, command: m.Launch, engine: Engine, error: CapyError) -> m.Result:
         """End what is left of a failed start; LaunchRefused only with the proof that nothing is."""
-        stopped = engine.ending and not isinstance(error, Failure)
         engine.ending = True
         gone = await self._custody.end(engine.incarnation, engine.processes, self.grace_s)
-        engine.ended.set()
-        words = await engine.last_words()
         if isinstance(gone, str):
             return m.Unresolved(command_id=command.command_id, reason=f"{error.message}; then: {gone}")
+        engine.ended.set()
+        words = await engine.last_words()
         code, reason = error.code, error.message
-        if code == "launch_failed" and not stopped:
+        if code == "launch_failed":
             named = engine.adapter.failure(words)
             if named is not None:
                 code, reason = named
@@ -332,7 +358,7 @@ class HostAgent:
             code=code,
             reason=_with_words(reason, words),
             proof=gone,
-            transient=code in TRANSIENT,
+            transient=code == "port_conflict",  # an exit before ready is no passing cause, whatever it says
         )
 
     async def _never(self, command: m.Launch, error: CapyError) -> m.Result:
@@ -390,22 +416,22 @@ class HostAgent:
 
     async def _probe(self, command: m.Probe) -> m.Result:
         """Is it still the recorded engine, and does it answer? Finds out; decides and signals nothing."""
+        if command.incarnation in self._preparing:
+            return _unproven(command, "it is being launched right now")
         record = await self.journal.launch(command.incarnation)
         engine = self._custody.engines.get(command.incarnation)
         processes = command.processes if record is None else record.processes if engine is None else engine.processes
+        if record is None:
+            await self.journal.fence(command.incarnation)  # before it is called never launched
         gone = await observe(command.incarnation, processes)
         if not isinstance(gone, str):
-            if record is None:
-                await self.journal.fence(command.incarnation)
             await self._custody.release(command.incarnation)
             return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone)
         if engine is None:
-            return m.ProbeResult(
-                command_id=command.command_id, same=None, usable=None, gone=None, reason=f"not watched here; {gone}"
-            )
+            return _unproven(command, f"not watched here; {gone}")
         same = await self._custody.same(engine)
         if isinstance(same, str):
-            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=None, reason=same)
+            return _unproven(command, same)
         usable: Usable | None = None
         reason = ""
         if not command.parked:
@@ -413,9 +439,10 @@ class HostAgent:
                 usable = await engine.probe()
             except CapyError as error:
                 reason = error.message
-        if usable is not None:
+        if usable is not None and not engine.ending:
             if not engine.ready:
                 await self._custody.record_group(engine)
+                self._watch(engine)
             engine.launching = False
             self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
         return m.ProbeResult(command_id=command.command_id, same=same, usable=usable, gone=None, reason=reason)
@@ -490,30 +517,16 @@ class HostAgent:
     # --- news ----------------------------------------------------------------------------------------------
 
     async def _follow(self, engine: Engine) -> None:
-        """Watch one engine to its end, and sample its gauges while it serves."""
+        """Sample an engine's gauges while it serves, and tell of its end, unless a command in progress does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_load, engine)
-            await engine.watch()
+            await engine.ended.wait()
             nursery.cancel_scope.cancel()
         if engine.launching or engine.ending:
-            return  # the command in progress answers for it
+            return
         self.ingress.close(engine.incarnation)
-        words = await engine.last_words()
-        exited = engine.exited or engine.api
-        reason = _with_words(engine.story(), words)
-        await self._send.send(self._exit_report(engine.incarnation, exited, engine.status, reason))
-
-    def _exit_report(
-        self, incarnation: Incarnation, exited: ProcessIdentity, status: int | None, words: str
-    ) -> m.MemberExit:
-        return m.MemberExit(
-            seen_at_ms=now_ms(),
-            incarnation=incarnation,
-            process=exited,
-            role=exited.role,
-            status=status,
-            last_words=words or "the engine ended while the host was not running",
-        )
+        reason = _with_words(engine.story(), await engine.last_words())
+        await self._send.send(_exit_report(engine.incarnation, engine.exited or engine.api, engine.status, reason))
 
     async def _report_load(self, engine: Engine) -> None:
         while True:
@@ -531,9 +544,8 @@ class HostAgent:
                     )
                 except (ConnectionError, TimeoutError, CapyError) as error:
                     # No reading is no report: the server sees the last one age.
-                    _log.debug(
-                        "engine.unread", extra={"fields": {"launch": str(engine.incarnation), "why": str(error)}}
-                    )
+                    fields = {"launch": str(engine.incarnation), "why": str(error)}
+                    _log.debug("engine.unread", extra={"fields": fields})
             await trio.sleep(LOAD_EVERY_S)
 
     async def _report_domains(self) -> None:
@@ -550,9 +562,22 @@ class HostAgent:
         except trio.WouldBlock:
             self.dropped_reports += 1
 
-    def _say_later(self, report: m.Report) -> None:
-        """Send news that must arrive, without waiting for a reader here."""
-        self._spawn_task(self._send.send, report)
+
+def _exit_report(
+    incarnation: Incarnation, exited: ProcessIdentity, status: int | None, last_words: str
+) -> m.MemberExit:
+    return m.MemberExit(
+        seen_at_ms=now_ms(),
+        incarnation=incarnation,
+        process=exited,
+        role=exited.role,
+        status=status,
+        last_words=last_words,
+    )
+
+
+def _unproven(command: m.Probe, reason: str) -> m.ProbeResult:
+    return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=None, reason=reason)
 
 
 def _refused(command: m.Command, error: CapyError) -> m.Refused:

@@ -43,6 +43,7 @@ class Engine:
     launching: bool = False  # its Launch command is still being answered, and tells of an exit itself
     ending: bool = False  # being terminated: its exit is no news
     ended: trio.Event = attrs.field(factory=trio.Event)
+    watched: set[ProcessIdentity] = attrs.field(factory=set)
     exited: ProcessIdentity | None = None
     status: int | None = None
     _read_at: float = 0.0  # trio time
@@ -90,7 +91,7 @@ class Engine:
         return Usable(incarnation=self.incarnation, answer_chars=chars, probed_at_ms=now_ms())
 
     def owns_its_port(self) -> bool:
-        """Whether one of its own processes listens on the leased port; whoever else answers there is not it. Blocking."""
+        """Whether one of its own processes listens on the leased port; blocking. Whoever else answers is not it."""
         pids = [process.pid for process in self.processes]
         pids += [member.pid for member in identity.group_members(self.api) if member.pid not in pids]
         return ports.listened_by(self.record.port, pids) is True
