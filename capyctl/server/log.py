@@ -22,25 +22,29 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(f"{ROOT}.{name}")
 
-    def debug(self, event: str, **fields: object) -> None:
+    def debug(self, message: str, /, **fields: object) -> None:
         """For a developer."""
-        self._say(logging.DEBUG, event, fields)
+        self._say(logging.DEBUG, message, fields)
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, message: str, /, **fields: object) -> None:
         """What happened."""
-        self._say(logging.INFO, event, fields)
+        self._say(logging.INFO, message, fields)
 
-    def warning(self, event: str, **fields: object) -> None:
+    def warning(self, message: str, /, **fields: object) -> None:
         """A person may act."""
-        self._say(logging.WARNING, event, fields)
+        self._say(logging.WARNING, message, fields)
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, message: str, /, **fields: object) -> None:
         """A person must act."""
-        self._say(logging.ERROR, event, fields)
+        self._say(logging.ERROR, message, fields)
 
-    def _say(self, level: int, event: str, fields: dict[str, object]) -> None:
+    def failed(self, message: str, wrong: BaseException, /, **fields: object) -> None:
+        """A fault of ours, with its trace."""
+        self._logger.error(message, exc_info=wrong, extra={"fields": fields})
+
+    def _say(self, level: int, message: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={"fields": fields})
+            self._logger.log(level, message, extra={"fields": fields})
 
 
 class TextForm(logging.Formatter):
@@ -53,13 +57,13 @@ class TextForm(logging.Formatter):
 
 
 class JsonForm(logging.Formatter):
-    """One object per line: time, level, event, then the fields."""
+    """One object per line: time, level, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": _stamp(record),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "message": record.getMessage(),
         }
         line.update((name, _json(value)) for name, value in _fields(record).items() if value is not None)
         if trace := _trace(record, ""):

@@ -1,0 +1,372 @@
+"""The driver: one place where facts become steps, and steps become deeds.
+
+Theory of operation. `feed` takes one fact and steps the world at once, in memory, in the trio thread.
+It never awaits: a router callback, a `finally` block and a report reader may all call it, and the order
+of calls is the order of events. What the step changed is queued in the store, and what it ordered is
+done in one of three ways:
+
+* orders to the router at once. Closing a gate must not wait for a disk, and the request's way must not
+  either; what a request changes is written behind its answer.
+* replies to operators and confirmations after the commit that holds the step is durable.
+* orders to hosts after the commit too, and one at a time per lane, in the order in which they were given.
+  Each has exactly one outcome, fed back as an event. A task that ends without one (cancelled, or by a
+  fault of ours) feeds OrderLost: nobody knows is an answer, and silence is none.
+
+A step that breaks an invariant is our fault. The event is written to the journal, logged with its
+position there, and taken back from the world's way: whoever waits for it is told `internal`, reads go
+on, and nothing is restarted over and over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from capyctl.control import events, orders
+from capyctl.control.records import Move, Record
+from capyctl.errors import CapyError, Failure, InvariantBroken, Refusal
+from capyctl.fsm.types import Lane, Millis, RequestId
+from capyctl.server.clock import Clock
+from capyctl.server.log import Log
+
+log = Log("driver")
+
+MEASURES_MAX: Final = 2
+"""Checkpoints digested at a time: they compete for one disk."""
+SPIN_PAUSE_S: Final = 0.05
+TICK_PAUSE_S: Final = 1.0
+TICK_PAUSE_MAX_S: Final = 60.0
+FAULTS_KEPT: Final = 100
+
+CommandEvent = (
+    events.DeployAsked
+    | events.StartAsked
+    | events.StopAsked
+    | events.ParkAsked
+    | events.DeleteAsked
+    | events.DrainAsked
+)
+"""Events that an operator's command makes, and that a Reply answers."""
+
+
+class StepLike(Protocol):
+    """What one event did to the world."""
+
+    @property
+    def orders(self) -> tuple[orders.Order, ...]: ...
+    @property
+    def changed(self) -> tuple[Record, ...]: ...
+    @property
+    def moves(self) -> tuple[Move, ...]: ...
+
+
+class WorldLike(Protocol):
+    """The pure world: one event in, one step out."""
+
+    def handle(self, event: events.Event) -> StepLike: ...
+
+    @property
+    def next_due_ms(self) -> Millis | None: ...
+
+
+class CommitLike(Protocol):
+    """The promise that a step is on the disk."""
+
+    seq: int
+
+    async def durable(self) -> None: ...
+
+
+class Journal(Protocol):
+    """Where steps are kept."""
+
+    def append(
+        self, event: events.Event | None, changed: Sequence[Record], now_ms: Millis, *, waited: bool
+    ) -> CommitLike: ...
+
+
+class Gates(Protocol):
+    """The router's side: performs its orders at once, and never blocks."""
+
+    def perform(self, order: orders.RouterOrder) -> None: ...
+
+    def fault(self, request: RequestId) -> None:
+        """The world could not take this request's event."""
+
+
+class Hosts(Protocol):
+    """Performs orders on hosts. Answers with the outcome; raises nothing that it can say as an outcome."""
+
+    async def perform(self, order: orders.HostOrder) -> events.Event: ...
+
+    async def measure(self, order: orders.Measure) -> events.Event: ...
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """An event that the world could not take: our bug, with what a report needs."""
+
+    at_ms: Millis
+    seq: int
+    event: str
+    reason: str
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """Whoever submitted a command and waits for its answer."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    receipt: orders.Receipt | None = None
+    error: CapyError | None = None
+
+
+@attrs.define(eq=False)
+class Driver:
+    """Owns the world. Run `run` in a nursery; from then on `feed` and `submit`."""
+
+    world: WorldLike
+    store: Journal
+    hosts: Hosts
+    clock: Clock
+    gates: Gates | None = None
+    faults: deque[Fault] = attrs.field(factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _nursery: trio.Nursery | None = None
+    _pending: deque[events.Event] = attrs.field(factory=deque)
+    _stepping: bool = False
+    _closing: bool = False
+    _waiters: dict[str, deque[_Waiter]] = attrs.field(factory=dict)
+    _lanes: dict[Lane, deque[tuple[orders.HostOrder, CommitLike]]] = attrs.field(factory=dict)
+    _measures: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MEASURES_MAX))
+    _armed_ms: Millis | None = None  # what the timer task sleeps for
+    _rearm: trio.Event = attrs.field(factory=trio.Event)
+    _tick_pause_s: float = 0.0
+
+    # --- facts in --------------------------------------------------------------------------------
+
+    def feed(self, event: events.Event) -> None:
+        """Tell the world a fact. Fed from inside a step, it is taken right after that step."""
+        self._pending.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._pending:
+                self._step(self._pending.popleft())
+        finally:
+            self._stepping = False
+
+    async def submit(self, event: CommandEvent) -> orders.Receipt:
+        """Tell the world an operator's command and wait for its answer, which is durable when it comes.
+
+        Raises: Refusal with the world's code and figures; Failure `internal` when the world or the store broke.
+        """
+        waiter = _Waiter()
+        self._waiters.setdefault(event.command.key, deque()).append(waiter)
+        try:
+            self.feed(event)
+            await waiter.done.wait()
+        finally:
+            self._forget(event.command.key, waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        assert waiter.receipt is not None
+        return waiter.receipt
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Perform orders and keep time until cancelled. Ends with Failure when the store cannot be written."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                await self._keep_time()
+        finally:
+            self._closing = True
+
+    def close(self) -> None:
+        """Start nothing on hosts any more; facts are still taken and stored."""
+        self._closing = True
+
+    # --- one step --------------------------------------------------------------------------------
+
+    def _step(self, event: events.Event) -> None:
+        try:
+            step = self.world.handle(event)
+        except Exception as wrong:  # InvariantBroken, or a slip that amounts to one: stopping here beats guessing
+            self._broken(event, wrong)
+            return
+        if isinstance(event, events.Ticked):
+            self._tick_pause_s = 0.0
+        for move in step.moves:
+            self._say(move, step.orders)
+        waits = [order for order in step.orders if not isinstance(order, orders.RouterOrder)]
+        commit = self.store.append(event, step.changed, event.now_ms, waited=bool(waits))
+        for order in step.orders:
+            if isinstance(order, orders.RouterOrder):
+                assert self.gates is not None
+                self.gates.perform(order)
+        for order in waits:
+            self._start(order, commit)
+        due = self.world.next_due_ms
+        if due is not None and (self._armed_ms is None or due < self._armed_ms):
+            self._rearm.set()
+
+    def _start(self, order: orders.Order, commit: CommitLike) -> None:
+        if self._closing or self._nursery is None:
+            return  # the next start finds an armed order without an outcome, and treats it as lost
+        match order:
+            case orders.Reply():
+                self._nursery.start_soon(self._answer, order, commit)
+            case orders.ConfirmStored():
+                self._nursery.start_soon(self._confirm, order, commit)
+            case orders.Measure():
+                self._nursery.start_soon(self._measure, order, commit)
+            case orders.HostOrder():
+                lane = order.incarnation.lane
+                if lane in self._lanes:
+                    self._lanes[lane].append((order, commit))
+                else:
+                    self._lanes[lane] = deque([(order, commit)])
+                    self._nursery.start_soon(self._work, lane)
+            case _:
+                raise InvariantBroken(f"nobody performs {type(order).__name__}")
+
+    def _broken(self, event: events.Event, wrong: Exception) -> None:
+        commit = self.store.append(event, (), event.now_ms, waited=False)
+        name = type(event).__name__
+        fault = Fault(at_ms=event.now_ms, seq=commit.seq, event=name, reason=f"{type(wrong).__name__}: {wrong}")
+        self.faults.append(fault)
+        log.failed("world.broken", wrong, event=name, seq=commit.seq, reason=fault.reason)
+        match event:
+            case events.Ticked():  # its deadline stays due: look again, but not at once and not for ever at full speed
+                self._tick_pause_s = min(max(2 * self._tick_pause_s, TICK_PAUSE_S), TICK_PAUSE_MAX_S)
+            case events.RequestArrived() | events.RequestFact():
+                if self.gates is not None:
+                    self.gates.fault(event.request)
+            case (
+                events.DeployAsked()
+                | events.StartAsked()
+                | events.StopAsked()
+                | events.ParkAsked()
+                | events.DeleteAsked()
+                | events.DrainAsked()
+            ):
+                error = Failure("internal", f"a fault of CapyCTL's own; see the log at journal position {commit.seq}")
+                self._settle(event.command.key, None, error)
+            case _:
+                pass
+
+    @staticmethod
+    def _say(move: Move, given: tuple[orders.Order, ...]) -> None:
+        say = log.debug if move.machine == "request" else log.info
+        names = [type(order).__name__ for order in given if order.lane is not None and str(order.lane) == move.lane]
+        say(
+            "machine.moved",
+            machine=move.machine,
+            lane=move.lane,
+            was=move.was,
+            event=move.event,
+            now=move.now,
+            orders=names,
+        )
+
+    # --- deeds -----------------------------------------------------------------------------------
+
+    async def _answer(self, order: orders.Reply, commit: CommitLike) -> None:
+        await commit.durable()
+        if order.code is None:
+            self._settle(order.key, order.receipt, None)
+        else:
+            self._settle(order.key, None, Refusal(order.code, order.message, details=order.details))
+
+    def _settle(self, key: str, receipt: orders.Receipt | None, error: CapyError | None) -> None:
+        queue = self._waiters.get(key)
+        if queue:  # else the caller has gone; its receipt is kept for when it asks again
+            waiter = queue.popleft()
+            waiter.receipt, waiter.error = receipt, error
+            waiter.done.set()
+
+    def _forget(self, key: str, waiter: _Waiter) -> None:
+        queue = self._waiters.get(key)
+        if queue is not None:
+            if waiter in queue:
+                queue.remove(waiter)
+            if not queue:
+                del self._waiters[key]
+
+    async def _confirm(self, order: orders.ConfirmStored, commit: CommitLike) -> None:
+        await commit.durable()
+        self.feed(events.ReadyStored(incarnation=order.incarnation, now_ms=self.clock()))
+
+    async def _measure(self, order: orders.Measure, commit: CommitLike) -> None:
+        await commit.durable()
+        async with self._measures:
+            try:
+                measured = await self.hosts.measure(order)
+            except Exception as wrong:
+                log.failed("measure.broken", wrong, deployment=order.deployment, revision=order.revision)
+                measured = events.RevisionUnusable(
+                    deployment=order.deployment,
+                    revision=order.revision,
+                    code="internal",
+                    reason="measuring it failed inside CapyCTL; see the log",
+                    now_ms=self.clock(),
+                )
+        self.feed(measured)
+
+    async def _work(self, lane: Lane) -> None:
+        """Perform what was ordered on one lane, one at a time."""
+        queue = self._lanes[lane]
+        try:
+            while queue:
+                await self._perform(*queue[0])
+                queue.popleft()
+        finally:
+            del self._lanes[lane]
+
+    async def _perform(self, order: orders.HostOrder, commit: CommitLike) -> None:
+        """Send it once; whatever happens, it has exactly one outcome."""
+        outcome: events.Event | None = None
+        reason = "interrupted"
+        try:
+            await commit.durable()
+            outcome = await self.hosts.perform(order)
+        except trio.Cancelled:
+            self._closing = True  # nobody cancels one order: the driver ends, and begins nothing more
+            raise
+        except Failure:
+            self._closing = True  # the store cannot be written, so the order was not sent, nor will be another
+            reason = "the store cannot be written"
+            raise
+        except Exception as wrong:
+            reason = f"{type(wrong).__name__}: {wrong}"
+            log.failed("order.broken", wrong, order=type(order).__name__, lane=order.lane, token=order.token)
+        finally:
+            if outcome is None:
+                outcome = events.OrderLost(
+                    incarnation=order.incarnation, token=order.token, reason=reason, now_ms=self.clock()
+                )
+            self.feed(outcome)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        """Feed Ticked whenever the world's next deadline has come; after a broken tick, only after a pause."""
+        while True:
+            if self._tick_pause_s > 0:
+                await trio.sleep(self._tick_pause_s)
+            self._rearm = trio.Event()
+            due = self._armed_ms = self.world.next_due_ms
+            if due is None:
+                await self._rearm.wait()
+            elif (left_ms := due - self.clock()) > 0:
+                with trio.move_on_after(left_ms / 1000):
+                    await self._rearm.wait()
+            else:
+                self.feed(events.Ticked(now_ms=self.clock()))
+                if self.world.next_due_ms == due:  # it did not let go of that deadline: do not spin on it
+                    self._tick_pause_s = self._tick_pause_s or SPIN_PAUSE_S
+                await trio.lowlevel.checkpoint()
