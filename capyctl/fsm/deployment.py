@@ -457,12 +457,13 @@ def recounted(state: State, event: ReviseAsked) -> State:
 
 def revised(state: State, event: ReviseAsked) -> State:
     """next revision, to be measured; wanted running if it was and no operator stopped it"""
+    after = recounted(state, event)
     return attrs.evolve(
-        recounted(state, event),
+        after,
         gate=Gate.PENDING,
         gate_code=None,
         gate_reason="",
-        resume=(event.resume or state.resume) and not state.suspended,
+        resume=(event.resume or state.resume) and not _all_stopped(after),
     )
 
 
@@ -634,7 +635,7 @@ def stopped_instances_exist(state: State) -> bool:
 
 def only_a_revising_record_resumes(state: State) -> bool:
     """Only a record that waits for its old instances will start by itself, and never against an operator (38)."""
-    return not state.resume or (state.phase is Phase.REVISING and not state.suspended)
+    return not state.resume or (state.phase is Phase.REVISING and not _all_stopped(state))
 
 
 # --- table ----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def alphabet(state: m.State) -> list[m.Event]:
     now = Millis(1050)
     lanes = (A, B, STRANGER)
     return [
-        *PLANS,
+        *(PLANS if state.phase is Phase.PLANNING else PLANS[:1]),
         m.NoPlan(now_ms=now, code="insufficient_memory", reason="needs 2 GiB, 1 GiB free"),
         *(m.TrafficSeen(now_ms=now, lane=lane, running=running) for lane in lanes for running in (0, 1)),
         *(m.VictimDrained(now_ms=now, lane=lane) for lane in lanes),
