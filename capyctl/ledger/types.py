@@ -64,13 +64,44 @@ class Claim:
 
 @attrs.frozen(kw_only=True)
 class Allocation:
-    """What one phase of one owner needs: bytes per domain, and devices."""
+    """What one phase of one owner needs: bytes per domain, and devices.
+
+    `host_kv` says how many of a domain's bytes are a host-side KV cache: a part of `bytes`, never added to it.
+    """
 
     bytes: Mapping[Domain, Bytes] = attrs.field(factory=dict)
     claims: tuple[Claim, ...] = ()
+    host_kv: Mapping[Domain, Bytes] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         check(all(0 <= amount < 2**63 for amount in self.bytes.values()), "bytes are non-negative 64-bit integers")
+        check(
+            all(0 <= amount <= self.on(domain) for domain, amount in self.host_kv.items()),
+            "a host-side KV cache is a part of its domain's bytes",
+        )
+
+    def on(self, domain: Domain) -> Bytes:
+        """Bytes needed on `domain`; one that is not named needs none."""
+        return self.bytes.get(domain, Bytes(0))
+
+
+def peak(*allocations: Allocation) -> Allocation:
+    """Per domain the largest of these, and every claim of any of them: what a step between them may reach."""
+    bytes_: dict[Domain, Bytes] = {}
+    host_kv: dict[Domain, Bytes] = {}
+    claims: dict[Device, bool] = {}
+    for allocation in allocations:
+        for domain, amount in allocation.bytes.items():
+            bytes_[domain] = max(bytes_.get(domain, Bytes(0)), amount)
+        for domain, amount in allocation.host_kv.items():
+            host_kv[domain] = max(host_kv.get(domain, Bytes(0)), amount)
+        for claim in allocation.claims:
+            claims[claim.device] = claims.get(claim.device, False) or claim.exclusive
+    return Allocation(
+        bytes=bytes_,
+        claims=tuple(Claim(device=device, exclusive=exclusive) for device, exclusive in sorted(claims.items())),
+        host_kv=host_kv,
+    )
 
 
 @attrs.frozen(kw_only=True)
