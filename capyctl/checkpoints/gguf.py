@@ -171,7 +171,8 @@ class _Cursor:
         return start
 
     def unpack(self, form: struct.Struct) -> Scalar:
-        value: Scalar = form.unpack_from(self.buffer, self.need(form.size))[0]
+        start = self.need(form.size)  # first: it may replace the buffer
+        value: Scalar = form.unpack_from(self.buffer, start)[0]
         return value
 
     def count(self, form: struct.Struct, most: int, what: str) -> int:

@@ -1,0 +1,40 @@
+"""Whether a deployment may run on a registered installation: everything the document and the profile decide.
+
+Pure; the checkpoint and the memory are asked elsewhere.
+Source: engines 3, 4.2, 15.1; config 7.3.
+"""
+
+from __future__ import annotations
+
+from capyctl.documents import strict
+from capyctl.documents.deployment import Deployment
+from capyctl.documents.strict import Wrong
+from capyctl.engines.environment import check_deployment_env
+from capyctl.engines.families import family
+from capyctl.engines.options import check_extra_args
+from capyctl.engines.registered import Registered
+from capyctl.errors import Refusal
+
+
+def check_deployment(document: Deployment, registered: Registered) -> None:
+    """Check fields, extra arguments, variables, served name and API against the profile and its family.
+
+    Raises: Refusal `invalid_config`, `engine_env_reserved:…`, `engine_env_not_approved:…`,
+      `capability_missing:…`, `profile_not_published` for a pinned profile revision that is not there.
+    """
+    known, config = family(registered.engine), document.engine_config
+    try:
+        document.check_family(known.name)
+    except Wrong as wrong:
+        raise strict.refusal(wrong, document.name) from None
+    pinned = document.runtime_profile_revision
+    if pinned is not None and pinned != registered.revision:
+        raise Refusal(
+            "profile_not_published",
+            f"{document.name} pins revision {pinned} of the profile {registered.name}; it is at {registered.revision}",
+        )
+    if document.api == "decisions" and not known.decisions(registered.version):
+        raise Refusal("capability_missing:decisions", f"{known.title} {registered.version} answers no decisions")
+    known.check_served_name(document.routes[0] if document.routes else document.name)
+    check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
+    check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)
