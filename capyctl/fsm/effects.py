@@ -116,6 +116,7 @@ class SendProbe(HostOrder):
     """Is it the recorded engine, and what can it prove?"""
 
     processes: tuple[ProcessIdentity, ...]
+    canary: str | None
     lost: Step  # what the answer is to classify; PARK is asked for residency, WAKE for the canary
 
 

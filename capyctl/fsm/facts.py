@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import attrs
 
 from capyctl.fsm.proofs import Back, Canary, GoneProof, Quiet, Resident, SameEngine, Unsent, Usable
-from capyctl.fsm.run import HoldCause, Stop
+from capyctl.fsm.run import HoldCause, Run, Stop
 from capyctl.fsm.types import (
     Domain,
     Generation,
@@ -329,12 +329,32 @@ class HostReturned(Fact):
     """The instance's host answers again."""
 
 
+@attrs.frozen(kw_only=True)
+class SessionBegan(Fact):
+    """A new controller session over the stored world: nothing is proven to it, and no switch survived.
+
+    The gate decides this one too.
+    """
+
+    session: int
+
+
 FACTS: tuple[type[Fact], ...] = (
     Activated, ParkRequested, StopRequested, Withdrawn, Reopened, Revised,
     Placed, NotPlaced, Held, HoldLifted, ParkAdmitted, ParkNotAdmitted, WakeAdmitted, WakeNotAdmitted, Turn,
     Sent, Spawned, LaunchReady, LaunchFailed, OrderLost,
     ParkConfirmed, ParkRefused, Restored, WakeConfirmed, WakeFailed,
     IdleGateEnded, Terminated, TerminateUnproven, Probed,
-    EngineExited, RequestsEnded, GateDrained, Ticked, HostReturned,
+    EngineExited, RequestsEnded, GateDrained, Ticked, HostReturned, SessionBegan,
 )  # fmt: skip
 """Everything that activation, residency and cleanup decide."""
+
+
+def of_order(run: Run, event: Outcome) -> bool:
+    """Whether `event` answers the order that `run` has in flight."""
+    return run.token is not None and event.token == run.token
+
+
+def overdue(run: Run, event: Fact) -> bool:
+    """Whether the order that `run` has in flight should have been answered by now, grace included."""
+    return run.answer_due_at_ms is not None and event.now_ms >= run.answer_due_at_ms

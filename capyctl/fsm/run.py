@@ -61,9 +61,7 @@ CLOSING = frozenset({StopKind.OPERATOR, StopKind.INSTANCE, StopKind.DELETE})
 YIELDING = frozenset({StopKind.PRESSURE, StopKind.IDLE, StopKind.RECLAIM, StopKind.GROWTH, StopKind.FAILED_PARK})
 """Stops that nobody insists on: they give way to a start, and to a drain that does not end in time."""
 
-ABRUPT = frozenset(
-    {StopKind.EXIT, StopKind.MISMATCH, StopKind.SATURATION, StopKind.FAILED_WAKE, StopKind.FAILED_START}
-)
+ABRUPT = frozenset({StopKind.EXIT, StopKind.MISMATCH, StopKind.SATURATION, StopKind.FAILED_WAKE, StopKind.FAILED_START})
 """Stops that wait for no request: there is nobody left to answer, or nothing that may answer."""
 
 _RANK = {StopKind.DELETE: 5, StopKind.OPERATOR: 4, StopKind.INSTANCE: 3} | {
@@ -105,7 +103,7 @@ class Problem:
 class Run:
     """The data of one run; between two runs it keeps what outlives them.
 
-    Outliving a run: `lane`, the last `generation`, `failures`, `retry_at_ms`, `last_error`, `stopped`.
+    Outliving a run: `lane`, the last `generation` and `token`, `failures`, `retry_at_ms`, `last_error`, `stopped`.
     `charged` is the ledger phase that this run's orders have raised and not yet settled; the bytes
     are the ledger's alone. All `_at_ms` are Unix milliseconds.
     """
@@ -154,15 +152,6 @@ class Run:
         """When an order without an answer counts as lost."""
         return None if self.deadline_ms is None else Millis(self.deadline_ms + ANSWER_GRACE_MS)
 
-    @property
-    def crashed_soon(self) -> bool:
-        """Whether the stop at hand came within a minute of READY."""
-        return (
-            self.ready_at_ms is not None
-            and self.stopped is not None
-            and self.stopped.asked_at_ms - self.ready_at_ms < SOON_MS
-        )
-
 
 def cooldown_ms(failed: int) -> Millis:
     """30 s after the first failure, doubling, ten minutes at most."""
@@ -177,6 +166,7 @@ def blank(run: Run) -> Run:
         waits_idle=run.waits_idle,
         needs_canary=run.needs_canary,
         generation=run.generation,
+        token=run.token,
         failures=run.failures,
         retry_at_ms=run.retry_at_ms,
         last_error=run.last_error,
@@ -193,3 +183,32 @@ def shows_gone(run: Run, proof: object) -> bool:
     if isinstance(proof, NeverLaunched):
         return not run.processes  # what was recorded was launched
     return all(process.boot_id == proof.recorded_boot_id for process in run.processes)
+
+
+def made_ready(run: Run, now_ms: Millis, *, processes: tuple[ProcessIdentity, ...], canary: str | None) -> Run:
+    """`run` as it is once proven READY: nothing in flight, the attempt budget fresh.
+
+    A wake's mismatch stays the last error of the run that replaces it; any other error is over.
+    """
+    error = run.last_error
+    return attrs.evolve(
+        run,
+        processes=processes,
+        canary=canary,
+        charged=Phase.READY,
+        ready_at_ms=now_ms,
+        deadline_ms=None,
+        wait_ends_at_ms=None,
+        attempts=0,
+        last_error=error if error is not None and error.code == "wake_mismatch" else None,
+    )
+
+
+def later(one: Millis | None, other: Millis | None) -> Millis | None:
+    """The later of two bounds; None has no end."""
+    return None if one is None or other is None else max(one, other)
+
+
+def ran_well(run: Run, stop: Stop | None) -> bool:
+    """Whether `run` was READY, and the stop that ended it came later than a minute after that (decision 8)."""
+    return run.ready_at_ms is not None and stop is not None and stop.asked_at_ms - run.ready_at_ms >= SOON_MS
