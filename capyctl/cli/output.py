@@ -32,6 +32,9 @@ class Basic:
     format: Annotated[str | None, Parameter(help="text or json.")] = None
     json: Annotated[bool, Parameter(help="Short for --format json.", negative=())] = False
 
+    def __attrs_post_init__(self) -> None:
+        self.as_json  # noqa: B018  a form that does not exist is refused before anything is done
+
     @property
     def as_json(self) -> bool:
         return wants_json(self.format, self.json)
