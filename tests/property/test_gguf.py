@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import time
@@ -96,10 +97,8 @@ def test_noise_never_ends_in_anything_but_a_refusal_or_a_header(noise: bytes, at
         build([key("general.name", STRING, text("name")), key("n", U32, b"\1\0\0\0")], [tensor("t", (4,), 0, 0)])
     )
     raw[4 + at * 9 : 4 + at * 9 + len(noise)] = noise
-    try:
-        parse(bytes(raw), len(raw))
-    except Refusal as refusal:
-        assert refusal.code == "checkpoint_unusable"
+    with contextlib.suppress(Refusal):
+        assert parse(bytes(raw), len(raw)).version in (2, 3)
 
 
 @pytest.mark.parametrize("count", [2**20 + 1, 2**63 - 1, -1])
