@@ -1015,3 +1015,17 @@ def due_at_ms(state: State) -> Millis | None:
 def step(state: State, event: Event) -> tuple[State, tuple[Effect | Refused, ...]]:
     """Decide one event. Pure: the same state and event always give the same answer."""
     return REQUEST.step(state, event)
+
+
+STATUS = (
+    {Q: "waiting", C_STOP: "settle_at_stop"}
+    | dict.fromkeys((A, D, S, CO), "running")
+    | dict.fromkeys((C_ABORT, C_IDLE, C_CLOSED), "settle_when_idle")
+)
+"""Under which of its counters status shows a request."""
+
+QUESTION_HEADS = ("holds one of the 32 places?", "does a drain wait for it?", "may the engine work on it?", "status")
+QUESTIONS = {
+    phase: (phase in PLACED, phase in WAITED_FOR, phase in PLACED - at(A, CO), STATUS.get(phase, "")) for phase in Phase
+}
+"""What a reviewer asks of each phase; `spec/questions.md` shows it."""
