@@ -85,11 +85,12 @@ class Ticket(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Model:
-    """One line of GET /v1/models."""
+    """One line of GET /v1/models. `deployment` is what a key's allow-list names; "" says: the same as `id`."""
 
     id: str
     api: str
     created_s: int
+    deployment: str = ""
 
 
 class Desk(Protocol):

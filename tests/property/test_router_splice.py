@@ -1,0 +1,225 @@
+"""Replacing `model` in a request changes those bytes and no others, whatever the JSON around them."""
+
+import json
+import string
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from capyctl.router.body import NotStrict, parse_object, quoted
+from capyctl.router.endpoints import Dialect
+from capyctl.router.events import EventReader
+
+SETTINGS = settings(derandomize=True, max_examples=200, deadline=None)
+
+texts = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ['"model"', '{"model":"x"}', "\\", "\u2028", "é", "😀", "\x00", "model", '","model":"y']
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts | st.just("model"), inner, max_size=4),
+    max_leaves=10,
+)
+spaces = st.text(" \t\r\n", max_size=3)
+
+
+@st.composite
+def written_strings(draw: st.DrawFn, text: str) -> str:
+    """One string in any of the ways in which JSON can write it."""
+    written = []
+    for char in text:
+        plain = char not in '"\\' and char >= " "
+        forms = [json.dumps(char)[1:-1], "".join(f"\\u{unit:04X}" for unit in _utf16(char))]
+        if plain:
+            forms.append(char)
+        if char == "/":
+            forms.append("\\/")
+        written.append(draw(st.sampled_from(forms)))
+    return '"' + "".join(written) + '"'
+
+
+def _utf16(char: str) -> list[int]:
+    raw = char.encode("utf-16-be")
+    return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> tuple[str, str, str, dict]:
+    """Text before the model's value, the value as written, text after it, and what it all means."""
+    members = draw(st.dictionaries(texts.filter(lambda name: name != "model"), values, max_size=5))
+    names = list(members)
+    names.insert(draw(st.integers(0, len(names))), "model")
+    model = draw(texts)
+    before, after, spelled = "", "", ""
+    parts = draw(spaces) + "{" + draw(spaces)
+    for index, name in enumerate(names):
+        parts += ("," if index else "") + draw(spaces)
+        written_name = draw(written_strings(name))
+        parts += written_name + draw(spaces) + ":" + draw(spaces)
+        if name == "model":
+            before, spelled, parts = parts, draw(written_strings(model)), ""
+        else:
+            parts += json.dumps(
+                members[name], ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, 1]))
+            )
+        parts += draw(spaces)
+    after = parts + "}" + draw(spaces)
+    meaning = {name: (model if name == "model" else members[name]) for name in names}
+    return before, spelled, after, meaning
+
+
+@SETTINGS
+@given(objects(), texts)
+def test_only_the_value_of_model_changes(drawn: tuple[str, str, str, dict], served: str) -> None:
+    before, spelled, after, meaning = drawn
+    parsed = parse_object((before + spelled + after).encode())
+    assert parsed.values == meaning
+    spot = parsed.spot("model")
+    assert parsed.text[spot.start : spot.end] == spelled.encode()
+    replaced = parsed.replaced("model", served)
+    assert replaced == before.encode() + quoted(served) + after.encode()
+    assert json.loads(replaced) == {**meaning, "model": served}
+
+
+@SETTINGS
+@given(objects(), values)
+def test_a_member_added_at_the_end_changes_nothing_before_it(drawn: tuple[str, str, str, dict], value: object) -> None:
+    before, spelled, after, meaning = drawn
+    parsed = parse_object((before + spelled + after).encode())
+    added = parsed.with_last("capyctl  figures", value)
+    assert added.startswith((before + spelled + after).rstrip()[:-1].encode())
+    assert json.loads(added) == {**meaning, "capyctl  figures": value}
+
+
+@SETTINGS
+@given(st.binary(max_size=60) | st.text('{}[]",:\\0123e.-truefalsn \n', max_size=40).map(str.encode))
+@example(b'{"a":1}x')
+@example(b'{"a":1,}')
+@example(b"{,}")
+@example(b'{"a" 1}')
+@example(b'{"a":01}')
+@example(b'{"a":"\x01"}')
+@example(b"")
+def test_what_is_accepted_is_what_a_strict_reader_accepts(text: bytes) -> None:
+    try:
+        expected = json.loads(text.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        expected = None
+    if not isinstance(expected, dict):
+        with pytest.raises(NotStrict):
+            parse_object(text)
+    else:
+        assert parse_object(text).values == expected
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)
+
+
+def _unique(pairs: list) -> dict:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("twice")
+    return dict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b'\xef\xbb\xbf{"model":"a"}', "byte-order mark"),
+        (b'{"model":"\xff"}', "UTF-8"),
+        (b'{"model":"\xed\xa0\x80"}', "UTF-8"),
+        (b'{"model":"\\ud800"}', "surrogate"),
+        (b'{"x":{"y":"\\udc00 \\ud83d\\ude00"}}', "surrogate"),
+        (b'{"model":"a","model":"b"}', "`model` twice"),
+        (b'{"x":{"a":1,"a":1}}', "two members"),
+        (b'{"x":NaN}', "NaN"),
+        (b'{"x":-Infinity}', "Infinity"),
+        (b'{"x":' + b"1" * 5000 + b"}", "digits"),
+        (b'{"x":' + b"[" * 64 + b"]" * 64 + b"}", "deeper than 64"),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeper than 64"),
+        (b"[1]", "not a JSON object"),
+        (b"", "not a JSON object"),
+    ],
+)
+def test_what_is_not_strict_is_refused_with_its_reason(text: bytes, says: str) -> None:
+    with pytest.raises(NotStrict, match=says):
+        parse_object(text)
+
+
+def test_escaped_pairs_and_the_deepest_nesting_pass() -> None:
+    assert parse_object(b'{"x":"\\ud83d\\ude00"}').values == {"x": "😀"}
+    assert parse_object(b'{"x":"\\\\ud800"}').values == {"x": "\\ud800"}
+    parse_object(b'{"x":' + b"[" * 63 + b"]" * 63 + b"}")
+
+
+# --- event streams -----------------------------------------------------------------------------------
+
+line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
+words = st.text(string.ascii_letters + 'é漢😀\u2028"\\', max_size=8)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, list[str]]:
+    """A chat stream in one kind of line end, some comments in it, and the texts that it says."""
+    end = draw(line_ends)
+    said = draw(st.lists(words, min_size=1, max_size=5))
+    raw = b""
+    for text in said:
+        if draw(st.booleans()):
+            raw += b": ping" + end + end
+        if draw(st.booleans()):
+            raw += b"event: chunk" + end
+        chunk = {"model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}
+        written = json.dumps(
+            chunk, ensure_ascii=draw(st.booleans()), separators=draw(st.sampled_from([None, (",", ":")]))
+        )
+        if draw(st.booleans()):
+            head, tail = written.split("[", 1)
+            raw += b"data: " + head.encode() + end + b"data:" + f"[{tail}".encode() + end + end
+        else:
+            raw += draw(st.sampled_from([b"data: ", b"data:"])) + written.encode() + end + end
+    return raw + b"data: [DONE]" + draw(st.sampled_from([end + end, end, b""])), said
+
+
+def _texts(passed: bytes) -> list[str]:
+    """Read a stream as a client does."""
+    found = []
+    for event in passed.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+        lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+        if lines and lines != [b"[DONE]"]:
+            found.append(json.loads(b"\n".join(lines))["choices"][0]["delta"]["content"])
+    return found
+
+
+@SETTINGS
+@given(streams(), st.data(), st.sampled_from(["m", "another", 'a "quoted" 漢']))
+def test_a_stream_says_the_same_however_it_is_cut(
+    drawn: tuple[bytes, list[str]], data: st.DataObject, route: str
+) -> None:
+    raw, said = drawn
+    reader = EventReader(Dialect.CHAT, route)
+    passed = b""
+    at = 0
+    while at < len(raw) and reader.end is None:
+        size = data.draw(st.integers(1, 40))
+        passed += reader.feed(raw[at : at + size])
+        at += size
+    if reader.end is None:
+        passed += reader.finish()
+    assert reader.end is not None
+    assert type(reader.end).__name__ == "Done"
+    assert _texts(passed) == said
+    assert b": ping" not in passed
+    if route == "m" and b": ping" not in raw:
+        assert (passed + reader.end.terminator).rstrip(b"\r\n") == raw.rstrip(b"\r\n")
+    assert passed.count(quoted(route)) == len(said) if route != "m" else True
+
+
+def test_one_byte_at_a_time_is_read_in_linear_time() -> None:
+    event = b'data: {"model":"m","choices":[{"delta":{"content":"' + b"x" * 200_000 + b'"}}]}\n\n'
+    reader = EventReader(Dialect.CHAT, "m")
+    passed = b"".join(reader.feed(event[at : at + 1]) for at in range(len(event)))
+    assert passed == event
+    assert reader.output_begun
