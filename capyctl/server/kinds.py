@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from capyctl.control import events
+from capyctl.fsm import activation, cleanup, residency
 from capyctl.session.codec import PROOFS, Codec
 
 EVENTS: Final[Mapping[type[events.Event], str]] = {
@@ -57,5 +58,12 @@ EVENTS: Final[Mapping[type[events.Event], str]] = {
 
 EVENT_OF: Final[Mapping[str, type[events.Event]]] = {word: kind for kind, word in EVENTS.items()}
 
-STORE: Final = Codec(PROOFS)
+LIVES: Final[Mapping[type, str]] = {
+    activation.State: "activation",
+    residency.State: "residency",
+    cleanup.State: "cleanup",
+}
+"""The three machines of which exactly one is an instance's present one."""
+
+STORE: Final = Codec({**PROOFS, **LIVES})
 """For the store's rows and its journal."""

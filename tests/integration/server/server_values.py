@@ -1,4 +1,4 @@
-"""Random values of any plain type, by walking its fields. Proofs are drawn so that what they claim holds."""
+"""Random values of any plain type, by walking its fields. What claims something is drawn so that it holds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from capyctl.fsm import proofs
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
+from capyctl.ledger.types import Allocation, Claim
 
 TEXT = st.text(max_size=8)
 INTS = st.integers(0, 2**63 - 1)
@@ -28,8 +29,8 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
     while hasattr(kind, "__supertype__"):
         kind = kind.__supertype__
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind in PROOFS:
-        return PROOFS[kind]()
+    if kind in CLAIMING:
+        return CLAIMING[kind]()
     if kind in (Any, object):
         return FREE
     if kind in (None, type(None)):
@@ -148,7 +149,15 @@ def _closed(draw: Any) -> proofs.Closed:
     return proofs.Closed(incarnation=idle.incarnation, half_closed_at_ms=half, eof_at_ms=eof, idle=idle)
 
 
-PROOFS: dict[Any, Any] = {
+@st.composite
+def _allocation(draw: Any) -> Allocation:
+    held = draw(st.dictionaries(TEXT, INTS, max_size=2))
+    part = {domain: draw(st.integers(0, amount)) for domain, amount in held.items()}
+    return Allocation(bytes=held, claims=tuple(draw(st.lists(of(Claim), max_size=2))), host_kv=part)
+
+
+CLAIMING: dict[Any, Any] = {
+    Allocation: _allocation,
     proofs.Gone: _gone,
     proofs.SameEngine: _same,
     proofs.Quiet: _quiet,

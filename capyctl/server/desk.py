@@ -1,0 +1,232 @@
+"""The router's desk: a request's ticket on one side, the world's events and orders on the other.
+
+Tickets live from arrival until the world settles their request, which can be long after the client has
+gone: a cut request keeps its place until it is proven that the engine is done with it. Everything but
+`Ticket.place` is a plain call that steps the world at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from capyctl.control import events, orders
+from capyctl.control.book import Book
+from capyctl.errors import CapyError, Refusal
+from capyctl.fsm.types import DeploymentId, Millis, RequestId
+from capyctl.router.desk import Arrival, Model, Place, Waiting
+from capyctl.server.clock import Clock
+from capyctl.server.store import Finished
+
+Published = Callable[[DeploymentId], str]
+"""The state that users see of a deployment: ready, starting, parked, …"""
+
+UNKNOWN: Final = "unknown"
+
+
+@attrs.define(eq=False)
+class DeskTicket:
+    """One request's dealings with the world (`router.desk.Ticket`)."""
+
+    request: RequestId
+    desk: Desk
+    arrived_at_ms: Millis
+    cut: trio.Event = attrs.field(factory=trio.Event)
+    cut_error: tuple[str, str] | None = None
+    _told: trio.Event = attrs.field(factory=trio.Event)
+    _place: Place | None = None
+    _refusal: CapyError | None = None
+
+    async def place(self) -> Place:
+        """Wait for a place. Raises: CapyError when the world refuses, expires or ends the request."""
+        while self._place is None:
+            if self._refusal is not None:
+                raise self._refusal
+            self._told = trio.Event()
+            await self._told.wait()
+        return self._place
+
+    def waiting(self) -> Waiting:
+        """What a client that waits may be told now."""
+        return self.desk.waiting(self.request)
+
+    def sent(self) -> None:
+        self.desk.feed(events.RequestSent(request=self.request, now_ms=self.desk.clock()))
+
+    def not_accepted(self, reason: str) -> None:
+        self._place = None
+        self.desk.feed(events.RequestNotAccepted(request=self.request, reason=reason, now_ms=self.desk.clock()))
+
+    def first_output(self) -> None:
+        self.desk.feed(events.FirstOutput(request=self.request, now_ms=self.desk.clock()))
+
+    def finished(self) -> None:
+        self.desk.feed(events.RequestFinished(request=self.request, now_ms=self.desk.clock()))
+
+    def rejected(self, status: int) -> None:
+        self.desk.feed(events.EngineRejected(request=self.request, status=status, now_ms=self.desk.clock()))
+
+    def errored(self, reason: str) -> None:
+        self.desk.feed(events.EngineErrored(request=self.request, reason=reason, now_ms=self.desk.clock()))
+
+    def upstream_lost(self, reason: str) -> None:
+        self.desk.feed(events.UpstreamLost(request=self.request, reason=reason, now_ms=self.desk.clock()))
+
+    def client_gone(self, reason: str) -> None:
+        self.desk.feed(events.ClientGone(request=self.request, reason=reason, now_ms=self.desk.clock()))
+
+    # --- from the world --------------------------------------------------------------------------
+
+    def admitted(self, place: Place) -> None:
+        self._place = place
+        self._told.set()
+
+    def refused(self, error: CapyError) -> None:
+        self._refusal = error
+        self._told.set()
+
+    @property
+    def refusal(self) -> CapyError | None:
+        return self._refusal
+
+    def ended(self, code: str, message: str) -> None:
+        """The world ended it: whoever waits for a place is refused, whoever relays is cut."""
+        if self.cut_error is None:
+            self.cut_error = (code, message)
+        self.cut.set()
+        self.refused(Refusal(code, message))
+
+
+@attrs.define(eq=False)
+class Desk:
+    """`router.desk.Desk` and `driver.Gates` in one. `feed` is the driver's."""
+
+    book: Book
+    clock: Clock
+    published: Published
+    record: Callable[[Finished], None]
+    feed: Callable[[events.Event], None]
+    accepting: bool = True
+    outcomes: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    refusals: Counter[str] = attrs.field(factory=Counter)
+    _tickets: dict[RequestId, DeskTicket] = attrs.field(factory=dict)
+
+    # --- for the router --------------------------------------------------------------------------
+
+    def arrive(self, arrival: Arrival) -> DeskTicket:
+        """Hand a request to the world. Raises: Refusal at once when nothing is queued for it."""
+        now_ms = self.clock()
+        ticket = self._tickets[arrival.request] = DeskTicket(arrival.request, self, now_ms)
+        self.feed(
+            events.RequestArrived(
+                request=arrival.request,
+                route=arrival.route,
+                api=arrival.api,
+                stream=arrival.stream,
+                body_bytes=arrival.body_bytes,
+                cache_salt=arrival.cache_salt,
+                allowed=arrival.allowed,
+                now_ms=now_ms,
+            )
+        )
+        if ticket.refusal is not None:
+            raise ticket.refusal
+        return ticket
+
+    def models(self) -> list[Model]:
+        """Configured deployments by route, whatever their state."""
+        rows = self.book.deployments
+        return [
+            Model(id=route, api=rows[owner].spec.api, created_s=rows[owner].created_at_ms // 1000)
+            for route, owner in sorted(self.book.routes.items())
+            if owner in rows
+        ]
+
+    def waiting(self, request: RequestId) -> Waiting:
+        """State of what it waits for, its place in the queue (1 is next), and an estimate where there is one."""
+        state = self.book.requests.get(request)
+        if state is None or state.deployment is None:
+            return Waiting(state=UNKNOWN, position=0, estimate_s=None)
+        ahead = 0
+        for other in self.book.traffic.queue(state.deployment).waiting:
+            ahead += 1
+            if other == request:
+                break
+        published = self.published(state.deployment)
+        return Waiting(state=published, position=ahead, estimate_s=self._estimate_s(state.deployment))
+
+    def _estimate_s(self, deployment: DeploymentId) -> int | None:
+        """Seconds until the start in progress must have ended: an upper bound, or None when nothing is in progress."""
+        bounds = [row.machine.run.deadline_ms for _, row in self.book.of(deployment) if row.machine.in_progress]
+        known = [bound for bound in bounds if bound is not None]
+        return max(0, math.ceil((min(known) - self.clock()) / 1000)) if known else None
+
+    # --- for the ingress -------------------------------------------------------------------------
+
+    def upstream_ended(self, request: RequestId, half_closed_at_ms: Millis, eof_at_ms: Millis) -> None:
+        """The engine closed its side after we closed ours."""
+        self.feed(
+            events.UpstreamEnded(
+                request=request, half_closed_at_ms=half_closed_at_ms, eof_at_ms=eof_at_ms, now_ms=self.clock()
+            )
+        )
+
+    # --- for the driver --------------------------------------------------------------------------
+
+    def perform(self, order: orders.RouterOrder) -> None:
+        """Do one of the world's orders to the router, at once."""
+        ticket = self._tickets.get(order.request)
+        match order:
+            case orders.Admit():
+                if ticket is not None:
+                    ticket.admitted(self._place_of(order))
+            case orders.Answer():
+                self.refusals[order.code] += 1
+                if ticket is not None:
+                    details = {} if order.retry_after_s is None else {"retry_after_s": order.retry_after_s}
+                    ticket.refused(Refusal(order.code, order.message, details=details))
+            case orders.Cut():
+                if ticket is not None:
+                    ticket.ended(order.code, order.message)
+            case orders.Abort():  # no engine of this release ends a request by its id
+                self.feed(events.AbortUnanswered(request=order.request, now_ms=self.clock()))
+            case orders.Settled():
+                self._settled(order)
+
+    def fault(self, request: RequestId) -> None:
+        """The world could not take this request's event: its client is told so, and the ticket is let go."""
+        ticket = self._tickets.pop(request, None)
+        if ticket is not None:
+            ticket.ended("internal", "a fault of CapyCTL's own; its log names the place")
+
+    def _place_of(self, order: orders.Admit) -> Place:
+        deployment = self.book.deployments[order.incarnation.lane.deployment]
+        return Place(
+            incarnation=order.incarnation,
+            host=order.host,
+            served_name=deployment.spec.routes[0],
+            deadline_ms=order.deadline_ms,
+        )
+
+    def _settled(self, order: orders.Settled) -> None:
+        ticket = self._tickets.pop(order.request, None)
+        row = self.book.deployments.get(order.deployment) if order.deployment is not None else None
+        self.outcomes[row.spec.name if row is not None else "", order.outcome] += 1
+        if order.deployment is None:
+            return  # turned away at the door: counted, not kept
+        now_ms = self.clock()
+        self.record(
+            Finished(
+                request=order.request,
+                deployment=order.deployment,
+                incarnation=None if order.incarnation is None else str(order.incarnation),
+                outcome=order.outcome,
+                arrived_at_ms=now_ms if ticket is None else ticket.arrived_at_ms,
+                ended_at_ms=now_ms,
+            )
+        )

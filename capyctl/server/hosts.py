@@ -1,0 +1,335 @@
+"""Orders to hosts as session commands, and results and reports as events of the world.
+
+The world knows incarnations, tokens and plans; a host knows profiles, directories and processes. This
+is the one place where one is said in the other's words. Nothing is decided here, with one exception that
+matters for charges: a refusal counts as "nothing was sent" only when it cannot mean that something else
+already runs under that incarnation.
+Source: api 7.6-7.9; lifecycle 17.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypedDict
+
+import attrs
+import trio
+
+from capyctl.checkpoints.sizing import derive_plan
+from capyctl.control import events, orders
+from capyctl.control.book import Book
+from capyctl.control.spec import Spec
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.model_source import Local
+from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
+from capyctl.fsm.proofs import Unsent
+from capyctl.fsm.types import DeploymentId, HostId, Incarnation, Millis, Phase, Token
+from capyctl.ledger.types import Plan
+from capyctl.server.clock import Clock
+from capyctl.server.log import Log
+from capyctl.session import messages as m
+
+log = Log("hosts")
+
+ANSWER_SLACK_S: Final = 120.0
+"""A host keeps the order's own limit; it is given so much more to say what came of it."""
+PROBE_LIMIT_S: Final = 180.0
+RUNS_UNDER_IT: Final = frozenset({"lifecycle_conflict", "idempotency_conflict"})
+"""Refusals that may mean that this incarnation has processes already: nothing is freed on them."""
+
+
+class _At(TypedDict):
+    """What every outcome carries: whose it is, which order's, and when it was known."""
+
+    incarnation: Incarnation
+    token: Token
+    now_ms: Millis
+
+
+class Link(Protocol):
+    """A host's session. Raises Lost when it is down or ends before the answer."""
+
+    async def call(self, command: m.Command) -> m.Result: ...
+
+
+@attrs.define(eq=False)
+class HostLinks:
+    """`driver.Hosts` over the sessions of every host. `book` is read, never written."""
+
+    book: Book
+    clock: Clock
+    links: dict[HostId, Link] = attrs.field(factory=dict)
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    async def perform(self, order: orders.HostOrder) -> events.Event:
+        """The one outcome of an order. A host that does not answer in time leaves it unknown."""
+        try:
+            command = self._command(order)
+        except Refusal as refused:  # nothing was put on the wire
+            return self._launch_failed(order, refused.code, refused.message)
+        if command is None:
+            return self._unsupported(order)
+        try:
+            with trio.fail_after(self._limit_s(order)):
+                result = await self._call(order.host, command)
+        except trio.TooSlowError:
+            return self._lost(order, "the host did not answer within the limit of the order")
+        except CapyError as error:
+            return self._lost(order, error.message)
+        return self._outcome(order, result)
+
+    async def _call(self, host: HostId, command: m.Command) -> m.Result:
+        link = self.links.get(host)
+        if link is None:
+            raise Refusal("unavailable", f"the session of host {host} is down")
+        return await link.call(command)
+
+    def _command(self, order: orders.HostOrder) -> m.Command | None:
+        """The command that carries an order; None for what no host of this release takes."""
+        identity = f"{order.incarnation}#{order.token}"
+        match order:
+            case orders.Launch():
+                return self._launch(order, f"launch:{identity}")
+            case orders.AwaitIdle():
+                return m.AwaitIdle(
+                    command_id=f"idle:{identity}", incarnation=order.incarnation, limit_ms=order.limit_ms
+                )
+            case orders.Terminate():
+                return m.Terminate(
+                    command_id=f"terminate:{identity}",
+                    incarnation=order.incarnation,
+                    processes=order.processes,
+                    limit_ms=order.limit_ms,
+                )
+            case orders.Probe():
+                return m.Probe(
+                    command_id=f"probe:{identity}",
+                    incarnation=order.incarnation,
+                    processes=order.processes,
+                    parked=order.parked,
+                )
+            case orders.Release() | orders.Restore():
+                return None
+            case _:
+                raise InvariantBroken(f"no host takes {type(order).__name__}")
+
+    def _launch(self, order: orders.Launch, command_id: str) -> m.Launch:
+        lane = order.incarnation.lane
+        spec = self._spec(lane.deployment, order.revision)
+        return m.Launch(
+            command_id=command_id,
+            incarnation=order.incarnation,
+            token=order.token,
+            profile=spec.profile,
+            profile_fingerprint=None,
+            served_name=spec.routes[0],
+            model=local_model(deployment_of(spec)),
+            digest=order.digest,
+            document=json.loads(spec.document),
+            context_tokens=order.plan.context_tokens,
+            slots=order.plan.slots,
+            allocation=order.plan.at(Phase.COLD).bytes,
+            ready=order.plan.at(Phase.READY).bytes,
+            deadline_ms=order.deadline_ms,
+        )
+
+    def _spec(self, deployment: DeploymentId, revision: int) -> Spec:
+        row = self.book.deployments.get(deployment)
+        if row is None or row.state.revision != revision:
+            raise Refusal("revision_conflict", "the deployment was changed before this was sent")
+        return row.spec
+
+    def _limit_s(self, order: orders.HostOrder) -> float:
+        match order:
+            case orders.Launch() | orders.Restore():
+                return max(0.0, (order.deadline_ms - self.clock()) / 1000) + ANSWER_SLACK_S
+            case orders.AwaitIdle() | orders.Terminate():
+                return order.limit_ms / 1000 + ANSWER_SLACK_S
+            case _:
+                return PROBE_LIMIT_S
+
+    # --- results ---------------------------------------------------------------------------------
+
+    def _outcome(self, order: orders.HostOrder, result: m.Result) -> events.Event:
+        """What a result says about its order. A result of another kind says nothing: nobody knows."""
+        at = self._at(order)
+        match order, result:
+            case orders.Launch(), m.Launched():
+                return events.LaunchReady(
+                    **at,
+                    processes=result.processes,
+                    usable=result.usable,
+                    peak_bytes=result.peak_bytes,
+                )
+            case orders.Launch(), m.LaunchRefused():
+                return events.LaunchFailed(
+                    **at,
+                    code=result.code,
+                    reason=result.reason,
+                    proof=result.proof,
+                    transient=result.transient,
+                )
+            case orders.Launch(), m.Refused() if result.code not in RUNS_UNDER_IT:
+                return self._launch_failed(order, result.code, result.message)
+            case orders.AwaitIdle(), m.IdleVerdict():
+                return events.IdleGateEnded(**at, verdict=result.verdict)
+            case orders.Terminate(), m.Absent():
+                return events.Terminated(**at, proof=result.proof)
+            case orders.Terminate(), m.Unresolved():
+                return events.TerminateUnproven(**at, reason=result.reason)
+            case orders.Terminate(), m.Refused():
+                return events.TerminateUnproven(**at, reason=result.message)
+            case orders.Probe(), m.ProbeResult():
+                return events.Probed(
+                    **at, same=result.same, usable=result.usable, gone=result.gone, reason=result.reason
+                )
+            case _, m.Unresolved():
+                return self._lost(order, result.reason)
+            case _, m.Refused():
+                return self._lost(order, result.message)
+            case _:
+                return self._lost(order, f"the host answered {type(order).__name__} with {type(result).__name__}")
+
+    def _at(self, order: orders.HostOrder) -> _At:
+        return {"incarnation": order.incarnation, "token": order.token, "now_ms": self.clock()}
+
+    def _launch_failed(self, order: orders.HostOrder, code: str, reason: str) -> events.Event:
+        if not isinstance(order, orders.Launch):
+            return self._lost(order, reason)
+        return events.LaunchFailed(
+            **self._at(order),
+            code=code,
+            reason=reason,
+            proof=Unsent(incarnation=order.incarnation, refused_before_sending=True),
+            transient=lookup(code).retryable,
+        )
+
+    def _unsupported(self, order: orders.HostOrder) -> events.Event:
+        at = self._at(order)
+        reason = "no engine of this release parks"
+        if isinstance(order, orders.Release):
+            return events.ParkRefused(**at, code="unsupported_capability", reason=reason)
+        return events.WakeFailed(**at, code="unsupported_capability", reason=reason)
+
+    def _lost(self, order: orders.HostOrder, reason: str) -> events.Event:
+        return events.OrderLost(**self._at(order), reason=reason)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    async def measure(self, order: orders.Measure) -> events.Event:
+        """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
+        try:
+            spec = self._spec(order.deployment, order.revision)
+            document = deployment_of(spec)
+            found, plans, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
+            for host in spec.hosts:
+                try:
+                    checkpoint = await self._digest(host, spec, document, order)
+                    if found is not None and checkpoint.digest != found.digest:
+                        raise Refusal("checkpoint_mismatch", f"host {host} holds other files under the same name")
+                    plans[host] = self._plan(host, checkpoint, document)
+                    found = found or checkpoint
+                except CapyError as wrong:
+                    refused = Refusal(wrong.code, wrong.message)
+            if found is None:
+                raise refused
+        except CapyError as wrong:
+            return events.RevisionUnusable(
+                deployment=order.deployment,
+                revision=order.revision,
+                code=wrong.code,
+                reason=wrong.message,
+                now_ms=self.clock(),
+            )
+        return events.RevisionResolved(
+            deployment=order.deployment,
+            revision=order.revision,
+            digest=found.digest,
+            weight_bytes=found.weight_bytes,
+            plans=plans,
+            now_ms=self.clock(),
+        )
+
+    async def _digest(self, host: HostId, spec: Spec, document: Deployment, order: orders.Measure) -> m.Checkpoint:
+        command = m.DigestCheckpoint(
+            command_id=f"digest:{order.deployment}#{order.revision}@{self.clock()}",
+            model=local_model(document),
+            document=json.loads(spec.document),
+        )
+        match await self._call(host, command):
+            case m.Checkpoint() as checkpoint:
+                return checkpoint
+            case m.Refused() as refused:
+                raise Refusal(refused.code, refused.message)
+            case other:
+                raise Refusal("internal", f"host {host} answered DigestCheckpoint with {type(other).__name__}")
+
+    def _plan(self, host: HostId, checkpoint: m.Checkpoint, document: Deployment) -> Plan:
+        row = self.book.hosts.get(host)
+        if row is None:
+            raise Refusal("host_ineligible", f"host {host} has not said what it may hold")
+        return derive_plan(
+            checkpoint.facts, document, row.policy, request_deadline_ms=self.book.settings.request_deadline_ms
+        )
+
+    # --- reports ---------------------------------------------------------------------------------
+
+    def heard(self, report: m.Report) -> events.Event | None:
+        """What a host's news means to the world; None for news that is not the world's."""
+        now_ms: Millis = self.clock()
+        match report:
+            case m.Spawned():
+                return events.Spawned(
+                    incarnation=report.incarnation, token=report.token, processes=report.processes, now_ms=now_ms
+                )
+            case m.MemberExit():
+                return events.EngineExited(
+                    incarnation=report.incarnation,
+                    role=report.role,
+                    status=report.status,
+                    reason=report.last_words,
+                    now_ms=now_ms,
+                )
+            case m.LoadReport():
+                return events.LoadReported(
+                    incarnation=report.incarnation,
+                    running=report.running,
+                    waiting=report.waiting,
+                    kv_usage_ppm=report.kv_usage_ppm,
+                    read_at_ms=report.seen_at_ms,
+                    now_ms=now_ms,
+                )
+            case m.Domains():
+                return events.Observed(host=report.host, domains=report.domains, now_ms=now_ms)
+            case _:
+                return None
+
+
+def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable[[m.Report], None]:
+    """What a session calls with each report."""
+
+    def hear(report: m.Report) -> None:
+        event = links.heard(report)
+        if event is not None:
+            feed(event)
+
+    return hear
+
+
+def deployment_of(spec: Spec) -> Deployment:
+    """The completed document of an accepted revision."""
+    data: Mapping[str, object] = json.loads(spec.document)
+    return parse_deployment(data, spec.name)
+
+
+def local_model(document: Deployment) -> str:
+    """The directory of a deployment's model. Raises: Refusal `unsupported` for a source that must be fetched."""
+    source = document.model.source
+    if not isinstance(source, Local):
+        raise Refusal(
+            "unsupported",
+            f"{document.name}: model: this release takes models from directories; download it and name the directory",
+        )
+    return source.path
