@@ -14,9 +14,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tiny_gguf import write_tiny
 
 from capyctl.engines.llamacpp.render import program
+
+from .tiny_gguf import write_tiny
 
 ENVIRONMENT = Path(sys.prefix)
 PYTHON = str(ENVIRONMENT / "bin" / "python")

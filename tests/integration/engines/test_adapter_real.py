@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from conftest import KEY, PYTHON, Engine
 
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.checkpoints.store import CheckpointStore
@@ -23,6 +22,8 @@ from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import Bytes, Domain, HostId, Phase
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+
+from .conftest import KEY, PYTHON, Engine
 
 GIB = 1 << 30
 POLICY = HostPolicy(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_gguf import write_tiny
 
 from capyctl.checkpoints import digest as digests
 from capyctl.checkpoints.digest import StatCache, digest_listing
@@ -17,6 +16,8 @@ from capyctl.checkpoints.directory import check_root, list_files, pick_gguf, res
 from capyctl.checkpoints.facts import gguf_facts
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.errors import CapyError, Refusal
+
+from .tiny_gguf import write_tiny
 
 
 def code_of(call: Any, *args: Any, **kwargs: Any) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import KEY, PYTHON, Engine, launcher, until
 
 from capyctl.engines.llamacpp.installation import read_version
+
+from .conftest import KEY, PYTHON, Engine, launcher, until
 
 pytestmark = pytest.mark.engine
 
