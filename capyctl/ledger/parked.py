@@ -1,0 +1,72 @@
+"""The parked set: how much of it there is, and who leaves it when a start or a park needs the room.
+
+Reclaiming stops parked instances that nobody asked to keep, least recently used first; a running one is
+never touched for it. Source: memory 2 (parked limit, max_parked, growth), 8.3, 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from capyctl.fsm.types import Bytes, Domain, HostId, Millis, Phase
+from capyctl.ledger.asks import Ask, Seen
+from capyctl.ledger.charges import Ledger
+from capyctl.ledger.shortfall import Shortfall
+from capyctl.ledger.victims import Candidate, Eviction, plan_eviction
+
+
+@attrs.frozen(kw_only=True)
+class ParkedSet:
+    """What the parked instances of one host take of what they may. Instances on their way in count."""
+
+    count: int
+    count_max: int
+    charged_bytes: Mapping[Domain, Bytes]
+    limit_bytes: Mapping[Domain, Bytes]
+
+
+def parked_set(ledger: Ledger, host: HostId) -> ParkedSet:
+    """The parked set of `host`, for status."""
+    policy = ledger.hosts[host]
+    return ParkedSet(
+        count=ledger.parked_count(host),
+        count_max=policy.max_parked,
+        charged_bytes={domain: ledger.parked(host, domain) for domain in policy.domains},
+        limit_bytes={domain: limits.parked_bytes for domain, limits in policy.domains.items()},
+    )
+
+
+def reclaim(
+    ledger: Ledger,
+    ask: Ask,
+    candidates: Sequence[Candidate],
+    *,
+    since_ms: Millis,
+    seen: Mapping[HostId, Seen],
+    now_ms: Millis,
+) -> Eviction | Shortfall:
+    """Which parked instances to stop so that `ask` (a start, a wake or a park) fits.
+
+    Returns: an eviction whose victims are all parked, without victims where it fits already; or what is still
+      lacking with all of them gone, `parked_capacity` for a park: then the model serves on.
+    """
+    parked = [one for one in candidates if is_parked(ledger, one)]
+    plan = plan_eviction(ledger, [ask], parked, since_ms=since_ms, seen=seen, now_ms=now_ms)
+    return plan if isinstance(plan, Eviction) else plan.shortfalls[0]
+
+
+def is_parked(ledger: Ledger, candidate: Candidate) -> bool:
+    """it is parked"""
+    held = ledger.holding(candidate.owner)
+    return held is not None and held.phase is Phase.PARKED
+
+
+def grew_too_much(first_bytes: Bytes, latest_bytes: Bytes, growth_bytes: Bytes | None) -> bool:
+    """its parked residue grew past the bound since its launch, so its next park is a stop
+
+    Args:
+      growth_bytes: what it may grow by; None bounds nothing.
+    """
+    return growth_bytes is not None and latest_bytes > first_bytes + growth_bytes

@@ -1,0 +1,283 @@
+"""Victims: which instances would have to give way so that a target fits, and how each is released.
+
+The set is the ledger's: the smallest whose release makes the target's peak fit by charges, never more than
+that because of an observation. Observations decide whether a victim may park or has to stop, and they
+refuse a plan whose target would still not fit if everything that is charged came back.
+Source: memory 12, 14; lifecycle 12.3, 12.4 and 23, invariants 40, 45-49; decision 9.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from capyctl.fsm.types import Bytes, HostId, Millis, Phase
+from capyctl.ledger.asks import Ask, Seen
+from capyctl.ledger.charges import Holding, Ledger
+from capyctl.ledger.forecast import Forecast
+from capyctl.ledger.placement import Nowhere
+from capyctl.ledger.search import Covered, smallest
+from capyctl.ledger.shortfall import Names, Shortfall
+from capyctl.ledger.wants import Wants, gives, wants_of
+
+LIFTED = frozenset(
+    {
+        "stands_alone",
+        "whole_host_taken",
+        "managed_limit",
+        "capacity",
+        "parked_copies",
+        "parked_count",
+        "host_kv",
+        "devices",
+    }
+)
+"""Checks that releasing somebody can satisfy. The others are refused without looking for victims."""
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """An instance that might give way, and what policy says about it. What it holds is in the ledger.
+
+    `parks`: its residency and its engine allow a park. `last_used_at_ms`: when a request last used it.
+    `oldest_waiter_at_ms`: since when a request waits for its deployment, None when none does.
+    """
+
+    owner: str
+    last_used_at_ms: Millis
+    keeps_another_ready: bool = False
+    parks: bool = False
+    warm: bool = False
+    explicit: bool = False
+    oldest_waiter_at_ms: Millis | None = None
+
+
+class Way(enum.Enum):
+    """How a victim is released (lifecycle 12.4)."""
+
+    PARK = "park"
+    STOP = "stop"
+    STOP_NO_ROOM = "stop (no room to park)"
+
+
+@attrs.frozen(kw_only=True)
+class Victim:
+    """One instance that gives way. `parked`: it is parked already, and is stopped for its residue."""
+
+    owner: str
+    way: Way
+    parked: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Eviction:
+    """Releasing `victims`, all on the ask's host, makes `ask` fit. Nothing was charged or released for it.
+
+    `exact`: no smaller set exists; otherwise the search was cut short, and no victim can be spared.
+    """
+
+    ask: Ask
+    victims: tuple[Victim, ...]
+    exact: bool = True
+
+    @property
+    def host(self) -> HostId:
+        return self.ask.host
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        return tuple(victim.owner for victim in self.victims)
+
+
+@attrs.frozen(kw_only=True)
+class Unplaceable:
+    """Several targets were planned together, and this one cannot be placed: nobody is released."""
+
+    owner: str
+    nowhere: Nowhere
+
+    def message(self, names: Names | None = None) -> str:
+        """One line for people."""
+        return f"{(names or {}).get(self.owner, self.owner)}: {self.nowhere.message(names)}"
+
+
+def plan_eviction(
+    ledger: Ledger,
+    asks: Sequence[Ask],
+    candidates: Sequence[Candidate],
+    *,
+    since_ms: Millis,
+    seen: Mapping[HostId, Seen],
+    now_ms: Millis,
+) -> Eviction | Nowhere:
+    """Choose the host or card on which fewest instances give way, and who they are.
+
+    Args:
+      asks: the target's possible steps in placement order; a parked target has one, its wake. Not empty.
+      since_ms: since when the target's oldest request waits, or when the operator asked.
+      seen: newest samples per host. Stale ones plan nothing.
+    Returns: an eviction, without victims where it fits already, or what every host lacks even if all gave way.
+    """
+    return _plan(Forecast(ledger=ledger, seen=seen, now_ms=now_ms), asks, candidates, since_ms)
+
+
+def plan_together(
+    ledger: Ledger,
+    targets: Sequence[Sequence[Ask]],
+    candidates: Sequence[Candidate],
+    *,
+    since_ms: Millis,
+    seen: Mapping[HostId, Seen],
+    now_ms: Millis,
+) -> tuple[Eviction, ...] | Unplaceable:
+    """Plan every instance that one command activates before anyone is released (lifecycle 12.3, rule 13).
+
+    Returns: one eviction per target, no owner in two of them; or the first target that cannot be placed.
+    """
+    future = Forecast(ledger=ledger, seen=seen, now_ms=now_ms)
+    left, plans = list(candidates), list[Eviction]()
+    for asks in targets:
+        plan = _plan(future, asks, left, since_ms)
+        if isinstance(plan, Nowhere):
+            return Unplaceable(owner=asks[0].owner, nowhere=plan)
+        for victim in plan.victims:
+            parked = victim.way is Way.PARK
+            future = future.settled(victim.owner, Phase.PARKED) if parked else future.gone(victim.owner, hoped=True)
+        future = future.taking(plan.ask)
+        left = [candidate for candidate in left if candidate.owner not in {*plan.owners, plan.ask.owner}]
+        plans.append(plan)
+    return tuple(plans)
+
+
+# --- who may be asked -------------------------------------------------------------------------------
+
+
+def may_give_way(candidate: Candidate, since_ms: Millis) -> bool:
+    """it is neither warm nor explicit, and nobody has waited for its deployment longer than for the target"""
+    return (
+        not candidate.warm
+        and not candidate.explicit
+        and (candidate.oldest_waiter_at_ms is None or candidate.oldest_waiter_at_ms >= since_ms)
+    )
+
+
+def can_be_released(held: Holding | None, ask: Ask) -> bool:
+    """it is READY or parked on the target's host, and its state is known"""
+    return (
+        held is not None and held.host == ask.host and not held.uncertain and held.phase in (Phase.READY, Phase.PARKED)
+    )
+
+
+def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:
+    """Who is asked first: parked instances, then deployments that keep another READY one, then least recently used."""
+    rank = 0 if held.phase is Phase.PARKED else 1 if candidate.keeps_another_ready else 2
+    return (rank, candidate.last_used_at_ms, candidate.owner)
+
+
+# --- planning ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class _Choice:
+    """A plan and its rank among the hosts and cards: fewest victims, then by their order, then as placed."""
+
+    rank: tuple[int, tuple[tuple[int, Millis, str], ...], int]
+    plan: Eviction
+
+
+def _plan(
+    future: Forecast, asks: Sequence[Ask], candidates: Sequence[Candidate], since_ms: Millis
+) -> Eviction | Nowhere:
+    choices: list[_Choice] = []
+    shortfalls: list[Shortfall] = []
+    by_owner = {candidate.owner: candidate for candidate in candidates}
+    for place, ask in enumerate(asks):
+        plan = _on(future, ask, candidates, since_ms)
+        if isinstance(plan, Shortfall):
+            shortfalls.append(plan)
+            continue
+        orders = [order(by_owner[owner], future.ledger.held_by(owner)) for owner in plan.owners]
+        choices.append(_Choice(rank=(len(plan.victims), tuple(sorted(orders)), place), plan=plan))
+    if not choices:
+        return Nowhere(shortfalls=tuple(shortfalls))
+    return min(choices, key=lambda choice: choice.rank).plan
+
+
+def _on(future: Forecast, ask: Ask, candidates: Sequence[Candidate], since_ms: Millis) -> Eviction | Shortfall:
+    """The plan for one host or card."""
+    ledger = future.ledger
+    short = future.judge(ask, observed=False)
+    if short is None:  # nobody is released because of an observation alone
+        unseen = future.judge(ask)
+        return unseen if unseen is not None else Eviction(ask=ask, victims=())
+    if short.check not in LIFTED:
+        return short
+    pool = sorted(
+        (
+            one
+            for one in candidates
+            if one.owner != ask.owner
+            and may_give_way(one, since_ms)
+            and can_be_released(ledger.holding(one.owner), ask)
+        ),
+        key=lambda one: order(one, ledger.held_by(one.owner)),
+    )
+    wants = wants_of(ledger, ask)
+    found = _cover(ledger, wants, pool)
+    evictable = attrs.evolve(short, evictable_bytes=_evictable(ledger, short, pool))
+    if found is None:
+        return evictable
+    chosen = [pool[index] for index in found.chosen]
+    after = future
+    for one in chosen:
+        after = after.gone(one.owner, hoped=True)
+    still = after.judge(ask)
+    if still is not None:  # a limit that releasing cannot lift, or memory that is not ours to give back
+        return attrs.evolve(still, evictable_bytes=evictable.evictable_bytes)
+    return Eviction(ask=ask, victims=_ways(future, ask, chosen), exact=found.exact)
+
+
+def _cover(ledger: Ledger, wants: Wants, pool: Sequence[Candidate]) -> Covered | None:
+    """The smallest part of `pool` that frees everything wanted, the owners that have to go in it."""
+    owners = [one.owner for one in pool]
+    if not wants.owners <= set(owners):
+        return None
+    forced = frozenset(index for index, owner in enumerate(owners) if owner in wants.owners)
+    return smallest(wants.amounts, [gives(ledger, wants, owner) for owner in owners], forced=forced)
+
+
+def _evictable(ledger: Ledger, short: Shortfall, pool: Sequence[Candidate]) -> Bytes | None:
+    if short.domain is None:
+        return None
+    return Bytes(sum(ledger.held_by(one.owner).on(short.domain) for one in pool))
+
+
+def _ways(future: Forecast, ask: Ask, chosen: Sequence[Candidate]) -> tuple[Victim, ...]:
+    """Park whoever can: in order, each if its copy fits beside the target and the copies before it."""
+    parking: list[str] = []
+    victims: list[Victim] = []
+    for one in chosen:
+        parked = future.ledger.held_by(one.owner).phase is Phase.PARKED
+        way = Way.STOP
+        if one.parks and not parked:
+            fits = has_room_to_park(future, ask, [other.owner for other in chosen], [*parking, one.owner])
+            way = Way.PARK if fits else Way.STOP_NO_ROOM
+        if way is Way.PARK:
+            parking.append(one.owner)
+        victims.append(Victim(owner=one.owner, way=way, parked=parked))
+    return tuple(victims)
+
+
+def has_room_to_park(future: Forecast, ask: Ask, victims: Sequence[str], parking: Sequence[str]) -> bool:
+    """the parks fit now, before anything is released, and the target fits beside their copies afterwards"""
+    before, after = future, future
+    for owner in parking:
+        step = before.step(owner, Phase.PARKING)
+        if before.judge(step) is not None:
+            return False
+        before = before.taking(step)
+    for owner in victims:
+        after = after.settled(owner, Phase.PARKED) if owner in parking else after.gone(owner)
+    return after.judge(ask) is None
