@@ -274,11 +274,12 @@ class Http1(H11Protocol):
         if not done or not self._owner.keep or self.context.terminated.is_set():
             await self.send(Closed())
             return
-        early = (self.connection.trailing_data[0] + self._early).lstrip(b"\r\n")
+        early = self.connection.trailing_data[0] + self._early
         self._early = b""
         if early:
             # h11 would trip over line ends before a request, so what came early goes to a fresh parser.
             self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+            early = early.lstrip(b"\r\n")
         else:
             self.connection.start_next_cycle()
         self._owner.answered(early)
@@ -371,18 +372,15 @@ class Connection(TCPServer):
 
     async def _read(self) -> None:
         while not self._dead:
-            data = b""
-            with trio.CancelScope(deadline=self._deadline) as self._reading:
-                try:
-                    data = await self.stream.receive_some(READ_BYTES)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    break
-            if self._early:
-                data, self._early = self._early + data, b""
-            elif self._reading.cancelled_caught:
-                if self._deadline > trio.current_time():
-                    continue  # woken to look at a new deadline
-                break
+            data, self._early = self._early, b""
+            if not data:
+                with trio.CancelScope(deadline=self._deadline) as self._reading:
+                    try:
+                        data = await self.stream.receive_some(READ_BYTES)
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        break
+                if self._reading.cancelled_caught and (self._early or self._deadline > trio.current_time()):
+                    continue  # woken to look at what came early, or at a new deadline
             if not data:
                 break
             if not self._lingering:

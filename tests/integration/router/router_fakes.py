@@ -129,7 +129,7 @@ class FakeTicket:
 @attrs.define(eq=False)
 class FakeDesk:
     names: list[Model] = attrs.field(factory=lambda: [Model(id="m", api="chat", created_s=1)])
-    refuse: CapyError | None = None
+    refuse: Exception | None = None
     refuse_place: CapyError | None = None
     served_name: str | None = None
     deadline_seconds: float = 30.0
