@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
 from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Security
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.engines.check import check_deployment
 from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
 from capyctl.engines.families import FAMILIES, Adapter, Family, family
 from capyctl.engines.registered import Registered
@@ -115,6 +117,16 @@ class Registry:
     def family_of(self, profile: str) -> Family:
         """The family of a profile. Raises: Refusal as `registered`."""
         return family(self.registered(profile).engine)
+
+    def check(self, document: Deployment | Mapping[str, Any]) -> Registered:
+        """The profile that a deployment runs on, once the document passed every rule of it and of its family.
+
+        Raises: Refusal as `registered` and as `check_deployment`.
+        """
+        wanted = document if isinstance(document, Deployment) else parse_deployment(document, "the deployment")
+        registered = self.registered(wanted.profile)
+        check_deployment(wanted, registered)
+        return registered
 
     def fixed_args(self, profile: str) -> Sequence[str]:
         """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""

@@ -393,6 +393,9 @@ def test_a_family_word_stands_for_the_only_profile_of_that_family(engines_file: 
     registry = Registry(engines_file)
     registry.reload()
     assert registry.registered("llamacpp").name == "mine"
+    document = {"name": "m", "engine": "llamacpp", "model": "m"}
+    assert registry.check(document).name == "mine"
+    assert code_of(registry.check, document | {"residency": "deep"}) == "capability_missing:deep_park"
     put_profile(engines_file, profile("other"))
     registry.reload()
     assert code_of(registry.registered, "llamacpp") == "profile_not_published"
