@@ -7,7 +7,8 @@ the role, not with its terminal, not by a SIGTERM that was meant for a whole ser
 whose pipe nobody reads hangs, and its last words are the ones that matter.
 
 Two threads: one empties the pipe whatever the disk does, into a queue of bounded size; the other
-redacts and writes. What does not fit the queue is dropped and counted, and so is what the disk refuses.
+redacts and writes. What does not fit the queue is dropped, the oldest first, and counted; so is what the disk
+refuses.
 """
 
 import collections
@@ -201,44 +202,43 @@ class Lines:
 
 
 class Feed:
-    """The queue between the two threads. Putting never waits."""
+    """The queue between the two threads. Putting never waits: when it is full the oldest goes, since an
+    engine's last words are worth more than the flood before them."""
 
     def __init__(self) -> None:
-        self.chunks: collections.deque[bytes | int] = collections.deque()  # an int is a gap of so many bytes
+        self.chunks: collections.deque[bytes] = collections.deque()
         self.waiting = 0
-        self.dropped = 0
+        self.dropped = 0  # bytes missing in front of the first chunk
         self.ready = threading.Condition()
         self.ended = False
 
     def put(self, data: bytes) -> None:
         with self.ready:
-            if self.waiting + len(data) > QUEUE_BYTES:
-                self.dropped += len(data)
-                return
-            if self.dropped:
-                self.chunks.append(self.dropped)
-                self.dropped = 0
             self.chunks.append(data)
             self.waiting += len(data)
+            while self.waiting > QUEUE_BYTES:
+                oldest = self.chunks.popleft()
+                self.waiting -= len(oldest)
+                self.dropped += len(oldest)
             self.ready.notify()
 
     def end(self) -> None:
         with self.ready:
-            if self.dropped:
-                self.chunks.append(self.dropped)
             self.ended = True
             self.ready.notify()
 
     def take(self) -> bytes | int | None:
-        """The next chunk or gap; None at the end."""
+        """The next chunk, or first how many bytes are missing before it; None at the end."""
         with self.ready:
             while not self.chunks and not self.ended:
                 self.ready.wait()
+            if self.dropped:
+                dropped, self.dropped = self.dropped, 0
+                return dropped
             if not self.chunks:
                 return None
             chunk = self.chunks.popleft()
-            if isinstance(chunk, bytes):
-                self.waiting -= len(chunk)
+            self.waiting -= len(chunk)
             return chunk
 
 

@@ -1,0 +1,112 @@
+"""A small engine process for the host's tests: real sockets, real signals, llama.cpp's way of ending.
+
+`fake_engine.py --port N --as MODE`, key in FAKE_KEY. Modes: serve, die (exit 3 with a word), slow
+(loads for 30 s), stubborn (ignores SIGTERM, and so does its child), family (a worker and a grandchild),
+foreign (another process of another session takes the port).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+SLEEPER = (
+    "import signal,sys,time\nif 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+)
+running = 0
+lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks up
+        if self.path == "/health":
+            self.answer(200, b'{"status":"ok"}')
+        elif self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":
+            self.answer(401, b"{}")
+        else:
+            self.answer(200, json.dumps({"running": running, "waiting": 0}).encode())
+
+    def do_POST(self) -> None:  # noqa: N802
+        global running
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":
+            self.answer(401, b"{}")
+            return
+        with lock:
+            running += 1
+        try:
+            self.chat(asked)
+        finally:
+            with lock:
+                running -= 1
+
+    def chat(self, asked: dict[str, object]) -> None:
+        if not asked.get("stream"):
+            self.answer(200, b'{"text":"OK"}')
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number in range(int(str(asked.get("pieces", 3)))):
+            if self.client_gone():
+                self.close_connection = True
+                return
+            piece = f"data: {number}\n\n".encode()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            time.sleep(float(str(asked.get("wait", 0.0))))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def client_gone(self) -> bool:
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, 2)  # MSG_PEEK
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--as", dest="mode", default="serve")
+    args = parser.parse_args()
+    print(f"starting as {args.mode} with key {os.environ['FAKE_KEY']}", flush=True)
+    if args.mode == "die":
+        print("error: cannot load the model", file=sys.stderr, flush=True)
+        sys.exit(3)
+    if args.mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", SLEEPER, "deaf"])
+    if args.mode == "family":
+        subprocess.Popen([sys.executable, "-c", SLEEPER])
+        subprocess.Popen(["/bin/sh", "-c", "sleep 600 & wait"])
+        time.sleep(0.3)
+    if args.mode == "slow":
+        time.sleep(30)
+    server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    server.daemon_threads = True
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

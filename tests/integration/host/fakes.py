@@ -1,0 +1,140 @@
+"""Stand-ins for the engine rooms that keep the promises of `capyctl.host.adapter`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from capyctl.errors import Refusal
+from capyctl.fsm.types import Bytes, DeploymentId, Domain, Generation, HostId, Incarnation, Lane, Millis, Token
+from capyctl.host.adapter import EngineClient, LaunchFacts
+from capyctl.host.clock import now_ms
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+from capyctl.session.messages import Launch, Profile
+
+PROGRAM = Path(__file__).with_name("fake_engine.py")
+GIB = 1 << 30
+UNIFIED = Domain("unified")
+
+
+@attrs.frozen
+class Line:
+    argv: Sequence[str]
+    env: Mapping[str, str]
+
+
+@attrs.define
+class FakeAdapter:
+    family: str = "fake"
+    eof_settles: bool = True
+
+    def preflight(self) -> None:
+        pass
+
+    def render(self, facts: LaunchFacts) -> Line:
+        mode = facts.document.get("mode", "serve")
+        program = facts.document.get("program", sys.executable)
+        argv = [program, "-S", str(PROGRAM), "--port", str(facts.port), "--as", mode]
+        return Line(argv, {"FAKE_KEY": facts.key, "PATH": "/usr/bin:/bin"})
+
+    async def loaded(self, client: EngineClient) -> bool:
+        status, _ = await client.get("/health")
+        return status == 200
+
+    async def verify(self, client: EngineClient, facts: LaunchFacts) -> None:
+        await client.get("/props")
+
+    async def probe(self, client: EngineClient, facts: LaunchFacts, limit_s: float) -> int:
+        status, body = await client.post("/v1/chat/completions", b"{}", limit_s)
+        return len(json.loads(body)["text"]) if status == 200 else 0
+
+    async def gauges(self, client: EngineClient) -> tuple[int, int, int | None]:
+        _, body = await client.get("/metrics")
+        seen = json.loads(body)
+        return seen["running"], seen["waiting"], None
+
+    def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
+        return None
+
+
+@attrs.define
+class FakeRegistry:
+    one: FakeAdapter = attrs.field(factory=FakeAdapter)
+
+    def profiles(self) -> Sequence[Profile]:
+        return (
+            Profile(
+                name="fake",
+                engine="fake",
+                version="1",
+                custom=True,
+                deep_park="disabled",
+                executable=sys.executable,
+                fingerprint="1+a",
+            ),
+        )
+
+    def adapter(self, profile: str) -> FakeAdapter:
+        if profile != "fake":
+            raise Refusal("not_found", f"no profile {profile}; there is: fake")
+        return self.one
+
+
+@attrs.frozen
+class Measured:
+    digest: str
+    weight_bytes: int
+    facts: Mapping[str, Any]
+
+
+class FakeCheckpoints:
+    def measure(self, model_dir: Path, document: Mapping[str, Any]) -> Measured:
+        return Measured("sha256:00", sum(f.stat().st_size for f in model_dir.iterdir()), {"layers": 1})
+
+    def verify(self, model_dir: Path, digest: str) -> None:
+        if digest != "sha256:00":
+            raise Refusal("checkpoint_mismatch", f"{model_dir} is sha256:00 and {digest} was recorded")
+
+
+def policy(host: HostId) -> HostPolicy:
+    limits = DomainPolicy(
+        kind=DomainKind.UNIFIED,
+        capacity_bytes=Bytes(8 * GIB),
+        managed_bytes=Bytes(4 * GIB),
+        reserve_bytes=Bytes(GIB // 16),
+        parked_bytes=Bytes(GIB),
+    )
+    return HostPolicy(host=host, name="here", domains={UNIFIED: limits})
+
+
+def incarnation(generation: int = 1, deployment: str = "d1") -> Incarnation:
+    return Incarnation(Lane(DeploymentId(deployment), 0), Generation(generation))
+
+
+def launch(
+    place: Path, generation: int = 1, *, command_id: str | None = None, limit_s: float = 20, **more: Any
+) -> Launch:
+    document = {key: more.pop(key) for key in ("mode", "program") if key in more}
+    facts: dict[str, Any] = {
+        "command_id": command_id or f"launch-{generation}-{os.urandom(4).hex()}",
+        "incarnation": incarnation(generation),
+        "token": Token(generation),
+        "profile": "fake",
+        "profile_fingerprint": "1+a",
+        "served_name": "m",
+        "model": str(place),
+        "digest": "sha256:00",
+        "document": document,
+        "context_tokens": 512,
+        "slots": 1,
+        "allocation": {UNIFIED: Bytes(GIB // 32)},
+        "ready": {UNIFIED: Bytes(GIB // 32)},
+        "deadline_ms": Millis(now_ms() + int(limit_s * 1000)),
+    }
+    return Launch(**{**facts, **more})
