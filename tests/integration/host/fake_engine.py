@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks up
+    def do_GET(self) -> None:
         if self.path == "/health":
             self.answer(200, b'{"status":"ok"}')
         elif self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, json.dumps({"running": running, "waiting": 0}).encode())
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         global running
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":

@@ -1,5 +1,8 @@
 """The agent over real processes: launch, serve, fail, stop, and a role that ends and comes back."""
 
+# A test may block and poll: it is alone in its loop, and what it waits for has no event.
+# ruff: noqa: ASYNC110
+
 from __future__ import annotations
 
 import os
@@ -21,6 +24,7 @@ from capyctl.session import messages as m
 from .conftest import FIRST_PORT, Host, Running
 from .fakes import GIB, UNIFIED, incarnation, launch
 
+R1 = RequestId("r1")
 CHAT = "/v1/chat/completions"
 
 
@@ -28,7 +32,7 @@ CHAT = "/v1/chat/completions"
 class Ticket:
     """The part of a router's ticket that an upstream touches."""
 
-    request: RequestId = RequestId("r1")
+    request: RequestId = R1
     sends: int = 0
 
     def sent(self) -> None:
@@ -305,11 +309,10 @@ async def test_an_engine_that_died_while_nobody_watched_is_told_at_the_next_star
 
 async def test_a_launch_is_taken_up_again_after_a_restart_and_not_spawned_twice(host: Host, model: Path) -> None:
     command = launch(model, mode="family", command_id="resumed")
-    async with host() as running:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.agent.handle, command)
-            first = await running.report(m.Spawned)
-            nursery.cancel_scope.cancel()
+    async with host() as running, trio.open_nursery() as nursery:
+        nursery.start_soon(running.agent.handle, command)
+        first = await running.report(m.Spawned)
+        nursery.cancel_scope.cancel()
     async with host() as running:
         result = await running.agent.handle(command)
         assert isinstance(result, m.Launched), result
