@@ -219,7 +219,8 @@ class Probed(Outcome):
     same: SameEngine | None = None
     usable: Usable | None = None
     gone: GoneProof | None = None
-    resident: Resident | None = None
+    resident: Mapping[Domain, Resident] | None = None
+    canary: Canary | None = None
     reason: str = ""
 
 
@@ -236,6 +237,7 @@ class ParkRefused(Outcome):
 
     code: str
     reason: str
+    unsent: Unsent | None = None  # it was refused before anything was sent
 
 
 @attrs.frozen(kw_only=True)

@@ -112,7 +112,7 @@ class ConfirmStored(Order):
 
 @attrs.frozen(kw_only=True)
 class Measure(Order):
-    """Digest the checkpoint on an allowed host and resolve the revision. Outcome: RevisionResolved | RevisionUnusable."""
+    """Digest the checkpoint on an allowed host and resolve it. Outcome: RevisionResolved | RevisionUnusable."""
 
     deployment: DeploymentId
     revision: int

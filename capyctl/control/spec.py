@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import attrs
 
 from capyctl.fsm.types import Activation, HostId, Millis, Residency
@@ -18,6 +20,7 @@ class Traits:
     parks: bool = False
     idle_signal: bool = True  # a running/waiting reading exists
     abort_by_id: bool = False
+    cache_salt: bool = False  # the engine partitions its prefix cache by salt
     eof_proves_end: bool = False  # P-CLOSED: the engine's EOF after our half-close means the handler returned
 
 
@@ -41,9 +44,10 @@ class Spec:
 
     def same_but_count(self, other: Spec) -> bool:
         """Whether only the number of instances differs: such a change restarts nothing."""
-        import json
-
         mine, theirs = json.loads(self.document), json.loads(other.document)
-        mine.pop("instances", None), theirs.pop("instances", None)
-        blank = {"document": "", "instances": 1}
-        return bool(mine == theirs) and attrs.evolve(self, **blank) == attrs.evolve(other, **blank)
+        mine.pop("instances", None)
+        theirs.pop("instances", None)
+        same_document = bool(mine == theirs)
+        return same_document and attrs.evolve(self, document="", instances=1) == attrs.evolve(
+            other, document="", instances=1
+        )

@@ -57,9 +57,13 @@ class Traffic:
             return f"waiting bodies hold {self.waiting_bytes} bytes, {self.limits.buffered_bytes} at most"
         return None
 
-    def wait(self, deployment: DeploymentId, request: RequestId, body_bytes: int) -> None:
-        """Take a waiting slot."""
-        self.queue(deployment).waiting[request] = body_bytes
+    def wait(self, deployment: DeploymentId, request: RequestId, body_bytes: int, *, front: bool = False) -> None:
+        """Take a waiting slot, at the end, or at the `front` for one that lost its place before anything was sent."""
+        queue = self.queue(deployment)
+        if front:
+            queue.waiting = {request: body_bytes, **queue.waiting}
+        else:
+            queue.waiting[request] = body_bytes
         self.waiting_total += 1
         self.waiting_bytes += body_bytes
 

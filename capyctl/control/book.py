@@ -1,0 +1,284 @@
+"""The world's contents, and the one way to change them: every row that changes is noted for the store.
+
+The book holds machines' states in plain dicts. A step replaces the entries that it touches and nothing
+else. What is derived (routes, queues, deadlines) is rebuilt when a world is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from capyctl.control.due import Due
+from capyctl.control.events import LoadReported
+from capyctl.control.orders import Order
+from capyctl.control.records import (
+    Counter,
+    DeploymentRow,
+    HostRow,
+    InstanceRow,
+    Move,
+    ReceiptRow,
+    Record,
+)
+from capyctl.control.traffic import QueueLimits, Traffic
+from capyctl.fsm import operation, request, switch
+from capyctl.fsm.types import (
+    DeploymentId,
+    Domain,
+    Generation,
+    HostId,
+    Incarnation,
+    Lane,
+    Millis,
+    OperationId,
+    RequestId,
+    SwitchId,
+    Token,
+)
+from capyctl.ledger.charges import Ledger
+from capyctl.ledger.types import Observation
+
+LEASED = request.CANCELLING | {request.Phase.ADMITTED}
+"""Entering one of these writes the request's row."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What the role's document decides for control (config 4, 5.4, 6), all in milliseconds."""
+
+    queue: QueueLimits = attrs.field(factory=QueueLimits)
+    admission_window_ms: Millis = Millis(2_000)
+    request_deadline_ms: Millis = Millis(1_800_000)
+    drain_timeout_ms: Millis = Millis(30_000)
+    stop_limit_ms: Millis = Millis(900_000)
+    ready_idle_ms: Millis | None = None
+    parked_idle_ms: Millis | None = None
+
+
+@attrs.define
+class Book:
+    """Everything the world knows. See `put_*` for changes and `orders`, `changed`, `moves` for what a step did."""
+
+    settings: Settings = attrs.field(factory=Settings)
+    # durable rows
+    deployments: dict[DeploymentId, DeploymentRow] = attrs.field(factory=dict)
+    instances: dict[Lane, InstanceRow] = attrs.field(factory=dict)
+    operations: dict[OperationId, operation.State] = attrs.field(factory=dict)
+    switches: dict[SwitchId, switch.State] = attrs.field(factory=dict)
+    requests: dict[RequestId, request.State] = attrs.field(factory=dict)
+    hosts: dict[HostId, HostRow] = attrs.field(factory=dict)
+    receipts: dict[str, ReceiptRow] = attrs.field(factory=dict)
+    counters: dict[str, int] = attrs.field(factory=dict)
+    ledger: Ledger = attrs.field(factory=Ledger.empty)
+    # derived, or true of this controller session only
+    routes: dict[str, DeploymentId] = attrs.field(factory=dict)
+    lanes: dict[DeploymentId, tuple[Lane, ...]] = attrs.field(factory=dict)
+    open_operations: dict[DeploymentId, dict[OperationId, None]] = attrs.field(factory=dict)
+    active_switches: dict[HostId, SwitchId] = attrs.field(factory=dict)
+    doubted: set[Lane] = attrs.field(factory=set)  # READY lanes whose gate waits for a proof
+    looks: dict[Lane, Token] = attrs.field(factory=dict)  # the probe in flight for each of those
+    look_again_at: dict[Lane, Millis] = attrs.field(factory=dict)
+    released_at: dict[Lane, Millis] = attrs.field(factory=dict)  # when a lane's memory last came free
+    latest_operation: dict[DeploymentId, OperationId] = attrs.field(factory=dict)
+    busy: set[Lane] = attrs.field(factory=set)  # lanes on which something is planned or in progress
+    traffic: Traffic = attrs.field(factory=Traffic)
+    due: Due = attrs.field(factory=Due)
+    online: set[HostId] = attrs.field(factory=set)
+    seen: dict[HostId, Mapping[Domain, Observation]] = attrs.field(factory=dict)
+    used_at: dict[Lane, Millis] = attrs.field(factory=dict)
+    loads: dict[Lane, LoadReported] = attrs.field(factory=dict)
+    bodies: dict[RequestId, int] = attrs.field(factory=dict)  # bytes of bodies that wait
+    asked: set[DeploymentId] = attrs.field(factory=set)  # wanted by a request that nothing could be queued for
+    running_on: dict[Lane, int] = attrs.field(factory=dict)  # places held on a lane
+    draining: set[Lane] = attrs.field(factory=set)  # lanes whose drain is watched
+    windowed: set[Lane] = attrs.field(factory=set)  # victims of a switch in its window
+    moved: set[Lane] = attrs.field(factory=set)  # of those, where a request started or ended since the last pass
+    shy_until: dict[Lane, Millis] = attrs.field(factory=dict)  # lanes that just refused a connection
+    proposals: dict[Lane, Any] = attrs.field(factory=dict)  # ledger proposals between "it fits" and the raise
+    shortfalls: dict[Lane, Any] = attrs.field(factory=dict)  # why a planned start or wake waits
+    notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
+    # of the step being taken
+    now_ms: Millis = Millis(0)
+    orders: list[Order] = attrs.field(factory=list)
+    changed: dict[tuple[str, str], None] = attrs.field(factory=dict)
+    moves: list[Move] = attrs.field(factory=list)
+    dirty: bool = False
+    version: int = 0
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Give an order out with this step."""
+        self.orders.append(order)
+
+    def touch(self, kind: str, key: str) -> None:
+        """Note that a row changed."""
+        self.changed[kind, key] = None
+        self.version += 1
+        self.dirty = True
+
+    def put_deployment(self, row: DeploymentRow) -> None:
+        self.deployments[row.state.deployment] = row
+        self.touch("deployment", row.state.deployment)
+
+    def put_instance(self, lane: Lane, row: InstanceRow) -> None:
+        if lane not in self.instances:
+            self.lanes[lane.deployment] = tuple(sorted((*self.lanes.get(lane.deployment, ()), lane)))
+        self.instances[lane] = row
+        if row.in_progress:
+            self.busy.add(lane)
+        else:
+            self.busy.discard(lane)
+        self.touch("instance", str(lane))
+
+    def drop_instance(self, lane: Lane) -> None:
+        del self.instances[lane]
+        for known in (self.busy, self.draining, self.doubted):
+            known.discard(lane)
+        self.lanes[lane.deployment] = tuple(other for other in self.lanes[lane.deployment] if other != lane)
+        for memo in (
+            self.used_at,
+            self.loads,
+            self.proposals,
+            self.shortfalls,
+            self.released_at,
+            self.shy_until,
+            self.looks,
+            self.look_again_at,
+        ):
+            memo.pop(lane, None)
+        self.touch("instance", str(lane))
+
+    def put_operation(self, state: operation.State) -> None:
+        self.operations[state.operation] = state
+        self.touch("operation", state.operation)
+
+    def put_switch(self, state: switch.State) -> None:
+        self.switches[state.switch] = state
+        self.touch("switch", state.switch)
+
+    def put_host(self, row: HostRow) -> None:
+        self.hosts[row.policy.host] = row
+        self.touch("host", row.policy.host)
+
+    def put_receipt(self, key: str, row: ReceiptRow) -> None:
+        self.receipts[key] = row
+        self.touch("receipt", key)
+
+    def put_ledger(self, ledger: Ledger, *owners: str) -> None:
+        """Replace the ledger; `owners` are the rows that changed."""
+        self.ledger = ledger
+        for owner in owners:
+            self.touch("ledger", owner)
+        self.count("epoch", ledger.epoch)
+
+    def put_request(self, state: request.State) -> None:
+        """Keep a request. Only one that holds a place is a row: a waiting one does not survive its client."""
+        before = self.requests.get(state.request)
+        self.requests[state.request] = state
+        if state.phase in LEASED or (before is not None and before.incarnation != state.incarnation):
+            self.changed["request", state.request] = None
+
+    def drop_request(self, state: request.State) -> None:
+        """Forget a request that reached its outcome."""
+        if self.requests.pop(state.request).incarnation is not None:
+            self.changed["request", state.request] = None
+
+    def count(self, name: str, value: int) -> None:
+        self.counters[name] = value
+        self.touch("counter", name)
+
+    def draw_token(self) -> Token:
+        """A token that no order had before."""
+        self.count("token", self.counters.get("token", 0) + 1)
+        return Token(self.counters["token"])
+
+    def draw_generation(self, deployment: DeploymentId) -> Generation:
+        """The deployment's next generation (invariant 19: drawn at most once, strictly rising)."""
+        row = self.deployments[deployment]
+        row = attrs.evolve(row, generation=Generation(row.generation + 1))
+        self.put_deployment(row)
+        return row.generation
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> int:
+        return self.counters.get("session", 0)
+
+    def of(self, deployment: DeploymentId) -> Iterator[tuple[Lane, InstanceRow]]:
+        """The instances of a deployment, by index."""
+        for lane in self.lanes.get(deployment, ()):
+            yield lane, self.instances[lane]
+
+    def serving(self, deployment: DeploymentId) -> list[Incarnation]:
+        """Incarnations with an open gate, by index."""
+        return [row.machine.run.incarnation for _, row in self.of(deployment) if row.gate_open]
+
+    def value_of(self, kind: str, key: str) -> object | None:
+        """The present value of a row, None when it is gone."""
+        match kind:
+            case "instance":
+                return self.instances.get(lane_of(key))
+            case "deployment":
+                return self.deployments.get(DeploymentId(key))
+            case "operation":
+                return self.operations.get(OperationId(key))
+            case "switch":
+                return self.switches.get(SwitchId(key))
+            case "host":
+                return self.hosts.get(HostId(key))
+            case "receipt":
+                return self.receipts.get(key)
+            case "ledger":
+                return self.ledger.holding(key)
+            case "request":
+                return leased(self.requests.get(RequestId(key)))
+            case _:
+                return Counter(value=self.counters[key])
+
+    def rows(self) -> Iterator[Record]:
+        """Every durable row."""
+        keys: dict[str, list[str]] = {
+            "deployment": list(self.deployments),
+            "instance": [str(lane) for lane in self.instances],
+            "operation": list(self.operations),
+            "switch": list(self.switches),
+            "host": list(self.hosts),
+            "receipt": list(self.receipts),
+            "ledger": [owner for owner, _ in self.ledger.rows()],
+            "request": [request for request, state in self.requests.items() if state.incarnation is not None],
+            "counter": list(self.counters),
+        }
+        for kind, names in keys.items():
+            for key in names:
+                yield Record(kind=kind, key=key, value=self.value_of(kind, key))
+
+
+def leased(state: request.State | None) -> request.State | None:
+    """The row of a request: kept while it holds a place.
+
+    A row is written when the place is taken and when it is cut, not for each step between: so a stored
+    place without a cut reads as dispatched, the most that may have happened.
+    """
+    if state is None or state.incarnation is None:
+        return None
+    if state.phase in (request.Phase.ADMITTED, request.Phase.STREAMING, request.Phase.COMPLETING):
+        return attrs.evolve(state, phase=request.Phase.DISPATCHED, begun=False, finished_at_ms=None)
+    return state
+
+
+def lane_of(key: str) -> Lane:
+    """The lane whose text form is `key`."""
+    deployment, _, index = key.rpartition("/")
+    return Lane(DeploymentId(deployment), int(index))
+
+
+def lane_of_owner(owner: str) -> Lane:
+    """The lane behind a ledger owner key, `deployment:<id>/instance:<k>`."""
+    deployment, _, index = owner.removeprefix("deployment:").partition("/instance:")
+    return Lane(DeploymentId(deployment), int(index))

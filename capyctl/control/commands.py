@@ -1,0 +1,466 @@
+"""Operators' commands in the world: answered once per key, recorded before they are answered (lifecycle 3, 13, 19)."""
+
+from __future__ import annotations
+
+import attrs
+
+from capyctl.control import events as e
+from capyctl.control import lanes, operations, requests
+from capyctl.control.book import Book
+from capyctl.control.orders import Measure, Receipt, Reply
+from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
+from capyctl.control.spec import Spec
+from capyctl.fsm import deployment, facts, instance, operation
+from capyctl.fsm.operation import Kind
+from capyctl.fsm.run import CLOSING, Stop
+from capyctl.fsm.table import Refused
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind
+
+RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
+
+WORDS = {
+    "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
+    "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
+    "route_conflict": "the name or one of the routes of {name} is taken by another deployment",
+    "unsupported_capability": "{name} cannot park: its residency is restart_only. Try: capyctl stop deployment {name}",
+    "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
+    "checkpoint_digest_pending": "the checkpoint of {name} is still being measured; wait, or use --wait",
+    "checkpoint_unusable": "{name} cannot start: {gate}",
+    "checkpoint_mismatch": "{name} cannot start: {gate}",
+    "lifecycle_conflict": "another operation on {name} has an open step; its outcome comes first",
+    "profile_not_published": "no allowed host offers the engine profile of {name}",
+    "not_found": "{name} is being deleted",
+}
+
+
+class _Turned(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code)
+        self.code, self.message = code, message
+
+
+def handle(book: Book, event: e.Event) -> None:
+    """Answer one command: the stored receipt for a known key, else what the machines say."""
+    command: e.Command = event.command  # type: ignore[attr-defined]
+    known = book.receipts.get(command.key)
+    if known is not None:
+        if known.digest == command.digest:
+            book.order(Reply(key=command.key, receipt=known.receipt))
+        else:
+            book.order(
+                Reply(
+                    key=command.key,
+                    code="idempotency_conflict",
+                    message="this request identity was used for another command; leave it out, or repeat that command",
+                )
+            )
+        return
+    try:
+        receipt = _decide(book, event)
+    except _Turned as turned:
+        book.order(Reply(key=command.key, code=turned.code, message=turned.message))
+        return
+    book.put_receipt(command.key, ReceiptRow(digest=command.digest, receipt=receipt, given_at_ms=event.now_ms))
+    _prune_receipts(book)
+    book.order(Reply(key=command.key, receipt=receipt))
+
+
+def _decide(book: Book, event: e.Event) -> Receipt:
+    match event:
+        case e.DeployAsked(expected_revision=None):
+            return _create(book, event)
+        case e.DeployAsked():
+            return _revise(book, event)
+        case e.StartAsked():
+            return _start(book, event)
+        case e.StopAsked():
+            return _stop(book, event)
+        case e.ParkAsked():
+            return _park(book, event)
+        case e.DeleteAsked():
+            return _delete(book, event)
+        case e.DrainAsked():
+            return _drain(book, event)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no command")
+
+
+# --- deploy -----------------------------------------------------------------------------------------
+
+
+def _wanted(spec: Spec) -> deployment.Wanted:
+    return deployment.Wanted(
+        instances=spec.instances, parks=spec.residency.parks, activation=spec.activation, warm=spec.warm
+    )
+
+
+def _create(book: Book, event: e.DeployAsked) -> Receipt:
+    spec, identity = event.spec, event.deployment
+    taken = [route for route in spec.routes if route in book.routes]
+    named = any(row.spec.name == spec.name for row in book.deployments.values())
+    row = DeploymentRow(state=deployment.State(deployment=identity), spec=spec, created_at_ms=event.now_ms)
+    fact = deployment.DeployAsked(
+        now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=not taken and not named
+    )
+    after, effects = deployment.step(row.state, fact)
+    _refuse(effects, row)
+    book.put_deployment(attrs.evolve(row, state=after))
+    for route in spec.routes:
+        book.routes[route] = identity
+    resize(book, identity, spec.instances)
+    _perform(book, identity, effects, None)
+    return _activated(book, event, identity, revision=after.revision)
+
+
+def _revise(book: Book, event: e.DeployAsked) -> Receipt:
+    row = _known(book, event.deployment)
+    spec = event.spec
+    others = {route: owner for route, owner in book.routes.items() if owner != row.state.deployment}
+    if any(route in others for route in spec.routes):
+        raise _Turned("route_conflict", WORDS["route_conflict"].format(name=spec.name))
+    count_only = row.spec.same_but_count(spec)
+    fact = deployment.ReviseAsked(
+        now_ms=event.now_ms,
+        expected_revision=event.expected_revision or 0,
+        wanted=_wanted(spec),
+        count_only=count_only,
+        live=any(one.has_launch or one.in_progress for _, one in book.of(row.state.deployment)),
+    )
+    after, effects = deployment.step(row.state, fact)
+    _refuse(effects, row)
+    kept = {} if not count_only else {"digest": row.digest, "plans": row.plans, "weight_bytes": row.weight_bytes}
+    book.put_deployment(
+        DeploymentRow(
+            state=after,
+            spec=spec,
+            created_at_ms=row.created_at_ms,
+            generation=row.generation,
+            **kept,  # type: ignore[arg-type]
+        )
+    )
+    for route, owner in list(book.routes.items()):
+        if owner == row.state.deployment:
+            del book.routes[route]
+    for route in spec.routes:
+        book.routes[route] = row.state.deployment
+    for lane, _ in list(book.of(row.state.deployment)):
+        lanes.tell(book, lane, facts.Revised(now_ms=event.now_ms))
+    _perform(book, row.state.deployment, effects, None)
+    return _activated(book, event, row.state.deployment, revision=after.revision)
+
+
+def _activated(book: Book, event: e.DeployAsked, identity: DeploymentId, *, revision: int) -> Receipt:
+    """The receipt of a deploy; with `activate` it also opened a start, which waits for the digest if it must."""
+    row = book.deployments[identity]
+    pending = row.state.gate is deployment.Gate.PENDING
+    if not event.activate:
+        _open(book, event.command.operation, identity, Kind.INITIALIZE, (), None, event.now_ms)
+        return Receipt(
+            operation=event.command.operation, deployment=identity, revision=revision, checkpoint_pending=pending
+        )
+    start = e.StartAsked(
+        now_ms=event.now_ms,
+        command=event.command,
+        deployment=identity,
+        evict=event.evict,
+        deadline_ms=event.deadline_ms,
+    )
+    return _start(book, start, Kind.INITIALIZE)
+
+
+# --- start, stop, park, delete, drain -------------------------------------------------------------------
+
+
+def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
+    row = _known(book, event.deployment)
+    identity = row.state.deployment
+    after, effects = deployment.step(
+        row.state, deployment.StartAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+    )
+    _refuse(effects, row)
+    open_start = next(operations.open_for(book, identity, operations.SERVE), None)
+    rows = list(book.of(identity))
+    stopping = any(one.ending and _insisted(one) for _, one in rows) and not open_start
+    if stopping:
+        raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
+    book.put_deployment(attrs.evolve(row, state=after))
+    wish = Wish(
+        origin=Origin.OPERATOR,
+        since_ms=event.now_ms,
+        operation=event.command.operation,
+        evict=event.evict,
+        initialize_ms=event.initialize_ms,
+    )
+    if open_start is not None:
+        operations.tell(book, open_start.operation, operation.Joined(now_ms=event.now_ms))
+        _wish_all(book, identity, attrs.evolve(wish, operation=open_start.operation), event.deadline_ms)
+        return Receipt(operation=open_start.operation, deployment=identity, revision=after.revision, joined=True)
+    ready = {lane.index for lane, one in rows if one.is_ready}
+    indices = tuple(lane.index for lane, _ in rows if lane.index not in ready)
+    _open(book, event.command.operation, identity, kind, indices, event.deadline_ms, event.now_ms)
+    _wish_all(book, identity, wish, event.deadline_ms)
+    return Receipt(
+        operation=event.command.operation,
+        deployment=identity,
+        revision=after.revision,
+        checkpoint_pending=after.gate is deployment.Gate.PENDING,
+    )
+
+
+def _insisted(row: InstanceRow) -> bool:
+    """Whether what ends was asked to end by an operator; what a switch ends starts again when it is gone."""
+    stop = instance.why_stopped(row.machine)
+    return stop is not None and stop.kind in CLOSING
+
+
+def _wish_all(book: Book, identity: DeploymentId, wish: Wish, deadline_ms: Millis | None) -> None:
+    for lane, one in list(book.of(identity)):
+        if not one.is_ready:
+            lanes.tell(book, lane, facts.Reopened(now_ms=book.now_ms))
+            activate(book, lane, wish, deadline_ms)
+
+
+def activate(book: Book, lane: Lane, wish: Wish, wait_ends_at_ms: Millis | None) -> None:
+    """Want this instance to serve: a new start or wake, or joining the one in progress (invariant 50)."""
+    row = book.instances[lane]
+    spec = book.deployments[lane.deployment].spec
+    stronger = row.wish is None or (wish.origin is Origin.OPERATOR and row.wish.origin is not Origin.OPERATOR)
+    if stronger:
+        book.put_instance(lane, attrs.evolve(row, wish=wish))
+    elif wish.evict and row.wish is not None and not row.wish.evict:
+        book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, evict=True)))
+    lanes.tell(
+        book,
+        lane,
+        facts.Activated(
+            now_ms=book.now_ms,
+            origin=wish.origin,
+            wait_ends_at_ms=wait_ends_at_ms,
+            tier=spec.residency,
+            waits_idle=spec.traits.idle_signal and not spec.traits.parks,
+            needs_canary=spec.traits.parks,
+        ),
+    )
+
+
+def _stop(book: Book, event: e.StopAsked) -> Receipt:
+    row = _known(book, event.deployment)
+    identity = row.state.deployment
+    after, effects = deployment.step(
+        row.state, deployment.StopAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+    )
+    _refuse(effects, row)
+    open_stop = next(operations.open_for(book, identity, operations.STOP), None)
+    if open_stop is not None:
+        book.put_deployment(attrs.evolve(row, state=after))
+        operations.tell(book, open_stop.operation, operation.Joined(now_ms=event.now_ms))
+        _perform(book, identity, effects, open_stop.operation)
+        return Receipt(operation=open_stop.operation, deployment=identity, revision=after.revision, joined=True)
+    book.put_deployment(attrs.evolve(row, state=after))
+    supersede(book, identity, event.command.operation)
+    indices = tuple(lane.index for lane, one in book.of(identity) if one.has_launch or one.in_progress)
+    _open(book, event.command.operation, identity, Kind.STOP, indices, None, event.now_ms)
+    _perform(book, identity, effects, event.command.operation)
+    return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
+
+
+def supersede(book: Book, identity: DeploymentId, by: OperationId) -> None:
+    """End the open starts and parks of a deployment that armed nothing: a stop was accepted over them."""
+    for goal in (operations.SERVE, operations.PARK):
+        for state in operations.open_for(book, identity, goal):
+            if state.phase is operation.Phase.ACCEPTED:
+                operations.tell(book, state.operation, operation.Replaced(now_ms=book.now_ms, by=by))
+
+
+def _park(book: Book, event: e.ParkAsked) -> Receipt:
+    row = _known(book, event.deployment)
+    identity = row.state.deployment
+    after, effects = deployment.step(
+        row.state, deployment.ParkAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+    )
+    _refuse(effects, row)
+    book.put_deployment(attrs.evolve(row, state=after))
+    indices = tuple(lane.index for lane, one in book.of(identity) if one.is_ready)
+    _open(book, event.command.operation, identity, Kind.PARK, indices, None, event.now_ms)
+    _perform(book, identity, effects, event.command.operation)
+    return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
+
+
+def _delete(book: Book, event: e.DeleteAsked) -> Receipt:
+    row = _known(book, event.deployment)
+    identity = row.state.deployment
+    live = any(
+        one.has_launch or one.in_progress or book.ledger.holding(lane.owner) is not None
+        for lane, one in book.of(identity)
+    ) or any(True for _ in operations.open_for(book, identity))
+    indices = tuple(lane.index for lane, one in book.of(identity) if one.has_launch or one.in_progress)
+    after, effects = deployment.step(row.state, deployment.DeleteAsked(now_ms=event.now_ms, stop=event.stop, live=live))
+    _refuse(effects, row)
+    book.put_deployment(attrs.evolve(row, state=after))
+    supersede(book, identity, event.command.operation)
+    _open(book, event.command.operation, identity, Kind.DELETE, indices, None, event.now_ms)
+    _perform(book, identity, effects, event.command.operation)
+    return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
+
+
+def _drain(book: Book, event: e.DrainAsked) -> Receipt:
+    host = book.hosts.get(event.host)
+    if host is None:
+        raise _Turned("not_found", f"no host {event.host}")
+    book.put_host(attrs.evolve(host, draining=not event.undrain))
+    if not event.undrain:
+        drain_host(book, event.host)
+    return Receipt(operation=None, deployment=None, revision=None)
+
+
+def drain_host(book: Book, host: HostId) -> None:
+    """Stop every instance on a host; a request starts it again, elsewhere or once the host is undrained."""
+    for lane, one in list(book.instances.items()):
+        if one.has_launch and one.machine.run.host == host:
+            stop_lane(book, lane, StopKind.DRAIN)
+
+
+# --- shared -------------------------------------------------------------------------------------------
+
+
+def stop_lane(book: Book, lane: Lane, kind: StopKind, *, for_name: str | None = None, abrupt: bool = False) -> None:
+    """Ask an instance to end; running requests are waited for unless `abrupt`."""
+    lanes.tell(
+        book,
+        lane,
+        facts.StopRequested(
+            now_ms=book.now_ms,
+            stop=Stop(kind=kind, asked_at_ms=book.now_ms, for_name=for_name),
+            drain_ends_at_ms=None if abrupt else Millis(book.now_ms + book.settings.stop_limit_ms),
+        ),
+    )
+
+
+def resize(book: Book, identity: DeploymentId, count: int) -> None:
+    """Add stopped instances up to `count`; retire the surplus in the order of lifecycle 3.5."""
+    present = list(book.of(identity))
+    for index in range(len(present), count):
+        lane = Lane(identity, index)
+        book.put_instance(lane, InstanceRow(machine=instance.born(lane, session=book.session)))
+    surplus = len(present) - count
+    if surplus > 0:
+        for lane, one in sorted(present, key=lambda pair: _retirement(pair[1], pair[0]))[:surplus]:
+            if one.has_launch or one.in_progress:
+                stop_lane(book, lane, StopKind.REVISION)
+            else:
+                book.drop_instance(lane)
+
+
+def _retirement(row: InstanceRow, lane: Lane) -> tuple[int, int]:
+    order = 2 if row.is_ready else 1 if row.is_parked else 0
+    return order, -lane.index
+
+
+def tell(book: Book, identity: DeploymentId, fact: deployment.Event) -> None:
+    """Step a deployment outside of a command and do what it ordered."""
+    row = book.deployments[identity]
+    after, effects = deployment.step(row.state, fact)
+    if after is not row.state:
+        book.put_deployment(attrs.evolve(row, state=after))
+        if after.phase is not row.state.phase:
+            book.moves.append(
+                Move(
+                    machine="deployment",
+                    lane=row.spec.name,
+                    was=row.state.phase.value,
+                    event=type(fact).__name__,
+                    now=after.phase.value,
+                )
+            )
+    _perform(book, identity, effects, None)
+
+
+def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by: OperationId | None) -> None:
+    row = book.deployments[identity]
+    for effect in effects:
+        match effect:
+            case deployment.MeasureCheckpoint(revision=revision):
+                book.order(Measure(deployment=identity, revision=revision))
+            case deployment.PlanStop(indices=indices, kind=kind):
+                for index in indices:
+                    lane = Lane(identity, index)
+                    if lane in book.instances:
+                        stop_lane(book, lane, StopKind(kind))
+            case deployment.PlanPark():
+                for lane, one in list(book.of(identity)):
+                    if one.is_ready:
+                        park_lane(book, lane, Origin.OPERATOR)
+            case deployment.SetCount(instances=count):
+                resize(book, identity, count)
+            case deployment.EndWaiters(code=code, reason=reason):
+                requests.fail_waiters(book, identity, code, reason)
+            case deployment.DropRecord():
+                _drop(book, row)
+            case _:
+                pass  # PlanStart is planned by the command that asked; ReportPending is read off the rows
+
+
+def park_lane(book: Book, lane: Lane, origin: Origin) -> None:
+    """Ask an instance to give its memory back."""
+    lanes.tell(
+        book,
+        lane,
+        facts.ParkRequested(
+            now_ms=book.now_ms,
+            origin=origin,
+            drain_ends_at_ms=Millis(book.now_ms + book.settings.drain_timeout_ms),
+            settle_at_stop=requests.settle_at_stop(book, lane),
+        ),
+    )
+
+
+def _drop(book: Book, row: DeploymentRow) -> None:
+    identity = row.state.deployment
+    for lane, _ in list(book.of(identity)):
+        book.drop_instance(lane)
+    for route, owner in list(book.routes.items()):
+        if owner == identity:
+            del book.routes[route]
+    requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
+    book.traffic.forget(identity)
+    del book.deployments[identity]
+    book.touch("deployment", identity)
+
+
+def _open(
+    book: Book,
+    identity: OperationId,
+    target: DeploymentId,
+    kind: Kind,
+    indices: tuple[int, ...],
+    deadline_ms: Millis | None,
+    now_ms: Millis,
+) -> None:
+    """Open an operation. What must exclude it was asked before: here it is accepted, or done at once."""
+    book.operations[identity] = operation.State(
+        operation=identity, deployment=target, kind=kind, origin=Origin.OPERATOR
+    )
+    operations.tell(book, identity, operation.Submitted(now_ms=now_ms, indices=indices, deadline_ms=deadline_ms))
+    operations.prune(book)
+
+
+def _known(book: Book, identity: DeploymentId) -> DeploymentRow:
+    row = book.deployments.get(identity)
+    if row is None:
+        raise _Turned("not_found", f"no deployment {identity}; see capyctl list deployments")
+    return row
+
+
+def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
+    for effect in effects:
+        if isinstance(effect, Refused):
+            words = WORDS.get(effect.code, "{name} cannot do that now")
+            message = words.format(name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason)
+            raise _Turned(effect.code, message)
+
+
+def _prune_receipts(book: Book) -> None:
+    if len(book.receipts) > RECEIPTS_MAX:
+        oldest = min(book.receipts, key=lambda key: book.receipts[key].given_at_ms)
+        del book.receipts[oldest]
+        book.touch("receipt", oldest)

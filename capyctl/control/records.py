@@ -1,0 +1,197 @@
+"""The durable rows of the world: what a store keeps under (kind, key), and the world is loaded from.
+
+A row's value is one of these classes, or a machine's own state. Rows are the truth; the journal is for
+replay and for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from capyctl.control.orders import Receipt
+from capyctl.control.spec import Spec
+from capyctl.fsm import activation, cleanup, deployment, operation, request, residency, switch
+from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.gate import GatePhase
+from capyctl.fsm.instance import Instance
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.run import HoldCause, Problem, Run
+from capyctl.fsm.types import Bytes, Generation, HostId, Millis, OperationId, Origin, Phase, SwitchId
+from capyctl.ledger.charges import Holding
+from capyctl.ledger.types import HostPolicy, Plan
+
+AT_REST = frozenset({ActivationPhase.STOPPED, ActivationPhase.FAILED, ResidencyPhase.READY, ResidencyPhase.PARKED})
+"""Phases in which an instance waits for a demand, not for an outcome."""
+
+COMING = (
+    activation.WAITING | activation.IN_FLIGHT | residency.WAKING | {ResidencyPhase.WAKE_PLANNED, ResidencyPhase.READY}
+)
+
+
+@attrs.frozen(kw_only=True)
+class DeploymentRow:
+    """One deployment: its machine, the current revision and what its checkpoint was measured to need.
+
+    `generation` is the last one drawn or fenced. `plans` is empty until the revision resolves.
+    """
+
+    state: deployment.State
+    spec: Spec
+    created_at_ms: Millis
+    generation: Generation = Generation(0)
+    digest: str | None = None
+    weight_bytes: Bytes = Bytes(0)
+    plans: Mapping[HostId, Plan] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Wish:
+    """Why an instance is to serve: who asked, since when, and what may be done for it."""
+
+    origin: Origin
+    since_ms: Millis
+    operation: OperationId | None = None
+    evict: bool = False
+    initialize_ms: Millis | None = None
+    host: HostId | None = None  # the host on which a switch made room
+    switch: SwitchId | None = None
+
+
+@attrs.frozen(kw_only=True)
+class InstanceRow:
+    """One instance: its machines, and what its present or last run was launched with.
+
+    `plan` is frozen when the run is armed: later revisions do not change what a running engine was sized by.
+    """
+
+    machine: Instance
+    revision: int = 0
+    plan: Plan | None = None
+    digest: str | None = None
+    wish: Wish | None = None
+    last_host: HostId | None = None
+
+    @property
+    def run(self) -> Run:
+        return self.machine.run
+
+    @property
+    def phase(self) -> object:
+        return self.machine.phase
+
+    @property
+    def gate_open(self) -> bool:
+        """Requests may be dispatched to it."""
+        return self.machine.gate.phase is GatePhase.OPEN
+
+    @property
+    def is_ready(self) -> bool:
+        """It serves, or will as soon as nothing speaks against it."""
+        return self.machine.phase is ResidencyPhase.READY
+
+    @property
+    def is_parked(self) -> bool:
+        return self.machine.phase is ResidencyPhase.PARKED
+
+    @property
+    def draining(self) -> bool:
+        """Its gate is closed, and running requests are waited for."""
+        return self.machine.phase in residency.DRAINING
+
+    @property
+    def ending(self) -> bool:
+        """It is on the way to a proven end."""
+        return self.machine.phase in cleanup.ENDING or self.machine.phase is ResidencyPhase.DRAINING_TO_STOP
+
+    @property
+    def has_launch(self) -> bool:
+        """Processes of it exist, or may."""
+        return self.machine.run.charged is not Phase.NONE
+
+    @property
+    def in_progress(self) -> bool:
+        """It is neither at rest nor serving: something is planned, in flight or unknown."""
+        return self.machine.phase not in AT_REST
+
+    @property
+    def on_the_way(self) -> bool:
+        """It will serve without anybody asking again."""
+        return self.machine.phase in COMING
+
+    @property
+    def may_start(self) -> bool:
+        """Nothing of it runs, so that a start may be planned."""
+        return self.machine.phase in (ActivationPhase.STOPPED, ActivationPhase.FAILED)
+
+    @property
+    def waits_for(self) -> Problem | None:
+        """Why a planned start, park or wake has no room yet."""
+        life = self.machine.life
+        return None if isinstance(life, cleanup.State) else life.waits_for
+
+    @property
+    def held_for(self) -> HoldCause | None:
+        """What a held start waits for."""
+        life = self.machine.life
+        return life.hold if isinstance(life, activation.State) else None
+
+
+@attrs.frozen(kw_only=True)
+class HostRow:
+    """One host as last heard of. Whether its session is up is not durable."""
+
+    policy: HostPolicy
+    boot_id: str
+    draining: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ReceiptRow:
+    """What a command was answered: the same key and digest get it again, another digest a conflict."""
+
+    digest: str
+    receipt: Receipt
+    given_at_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Counter:
+    """A number that never goes back: `token`, `session`, `epoch`."""
+
+    value: int
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One changed row; `value` None deletes it."""
+
+    kind: str
+    key: str
+    value: object | None
+
+
+@attrs.frozen(kw_only=True)
+class Move:
+    """One step of one machine, for the log: who moved, from where to where, and why."""
+
+    machine: str
+    lane: str
+    was: str
+    event: str
+    now: str
+
+
+RECORDS: dict[str, type] = {
+    "deployment": DeploymentRow,
+    "instance": InstanceRow,
+    "operation": operation.State,
+    "switch": switch.State,
+    "host": HostRow,
+    "ledger": Holding,
+    "receipt": ReceiptRow,
+    "counter": Counter,
+    "request": request.State,
+}
+"""Every kind of row and the class of its values."""

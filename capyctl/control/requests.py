@@ -1,0 +1,383 @@
+"""Requests in the world: classified on arrival, given places in order, settled by proof (lifecycle 10).
+
+The router hears of a decision through Admit, Answer, Cut and Settled, performed at once. A request that
+finds a free place on an open gate is admitted in the step of its arrival; nothing here waits for the disk.
+"""
+
+from __future__ import annotations
+
+from capyctl.control import events as e
+from capyctl.control.book import Book
+from capyctl.control.orders import Abort, Admit, Answer, Cut, Settled
+from capyctl.control.records import DeploymentRow
+from capyctl.errors import lookup
+from capyctl.fsm import deployment, request
+from capyctl.fsm.proofs import GoneProof, Idle
+from capyctl.fsm.request import Phase
+from capyctl.fsm.types import Activation, DeploymentId, Incarnation, Lane, Millis, Origin, RequestId
+
+RETRY_AFTER_S = 1  # told with every queue_full
+SHY_MS = Millis(250)  # an upstream that refused a connection is not asked again for so long
+STALE_LOAD_MS = Millis(3_000)  # an older reading of an engine's gauges does not choose between instances
+KV_PRESSURE_PPM = 900_000  # above this share of its cache an instance is asked last
+
+NOT_WAITED_FOR = frozenset({Phase.CANCEL_STOP, Phase.COMPLETING})
+"""A drain does not wait for these: the first settle at the stop itself, the second are delivered already."""
+
+
+# --- arrival --------------------------------------------------------------------------------------
+
+
+def arrived(book: Book, event: e.RequestArrived) -> None:
+    """Classify one request: a place, the queue, or a refusal that queues nothing."""
+    target = book.routes.get(event.route)
+    row = book.deployments.get(target) if target is not None else None
+    limit = book.settings.request_deadline_ms
+    if row is not None and row.spec.request_deadline_ms is not None:
+        limit = min(limit, row.spec.request_deadline_ms)
+    book.requests[event.request] = request.State(
+        request=event.request,
+        stream=event.stream,
+        arrived_at_ms=event.now_ms,
+        deadline_ms=Millis(event.now_ms + limit),
+    )
+    if target is None or row is None or (event.allowed is not None and row.spec.name not in event.allowed):
+        _turn_away(book, event, "not_found", f"no model {event.route!r} is deployed here; see GET /v1/models")
+        return
+    refusal = _why_not(book, row, event)
+    if refusal is not None:
+        _turn_away(book, event, *refusal)
+        return
+    incarnation = choose(book, target) if not book.traffic.queue(target).waiting else None
+    if incarnation is not None and book.traffic.has_place(target):
+        _give_place(book, target, event.request, incarnation)
+        return
+    book.dirty = True  # a refused request asks for the wake or the start all the same
+    full = book.traffic.why_full(target, event.body_bytes)
+    if full is not None:
+        book.asked.add(target)
+        _turn_away(book, event, "queue_full", f"{event.route} takes no more requests now: {full}", RETRY_AFTER_S)
+        return
+    book.bodies[event.request] = event.body_bytes
+    tell(book, event.request, request.WaitBegun(now_ms=event.now_ms, deployment=target))
+
+
+def _turn_away(book: Book, event: e.RequestArrived, code: str, message: str, retry_after_s: int | None = None) -> None:
+    tell(
+        book,
+        event.request,
+        request.TurnedAway(now_ms=event.now_ms, code=code, message=message, retry_after_s=retry_after_s),
+    )
+
+
+def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[str, str, int | None] | None:
+    """The refusal that queues nothing, or None: api, options, operator stops, checkpoint, back-off."""
+    name, state = row.spec.name, row.state
+    if event.api != row.spec.api:
+        path = "/v1/systemone" if row.spec.api == "decisions" else "/v1/chat/completions"
+        return "api_mismatch", f"{name} answers {path} only", None
+    if event.cache_salt and not row.spec.traits.cache_salt:
+        return "cache_salt_unsupported", f"the engine of {name} does not partition its cache by salt", None
+    if state.phase in (deployment.Phase.DELETING, deployment.Phase.DELETED):
+        return "not_found", f"{name} is being deleted", None
+    if operator_stopped(book, row):
+        return "deployment_stopped", f"an operator stopped it. Try: capyctl start deployment {name}", None
+    if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
+        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {state.gate_reason}", None
+    rows = [instance for _, instance in book.of(state.deployment)]
+    if any(instance.gate_open or instance.in_progress for instance in rows):
+        return None
+    if row.spec.activation is Activation.EXPLICIT and not any(
+        instance.wish is not None and instance.wish.origin is Origin.OPERATOR for instance in rows
+    ):
+        return "deployment_inactive", f"only an operator starts it. Try: capyctl start deployment {name}", None
+    return _backing_off(rows, event.now_ms)
+
+
+def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | None:  # type: ignore[type-arg]
+    """After a failed start, for a while, the engine's last words at once instead of another start."""
+    runs = [row.machine.run for row in rows]
+    if not runs or not all(run.retry_at_ms is not None and now_ms < run.retry_at_ms for run in runs):
+        return None
+    first = min(runs, key=lambda run: run.retry_at_ms)
+    wait_s = max(1, -(-(first.retry_at_ms - now_ms) // 1000))
+    problem = first.last_error
+    words = f"{problem.code}: {problem.reason}" if problem is not None else "the last start failed"
+    return "activation_failed", f"{words} (tried again after {wait_s} s)", int(wait_s)
+
+
+def operator_stopped(book: Book, row: DeploymentRow) -> bool:
+    """Whether an operator stopped all of it: no request, timer or recovery starts it (invariant 38)."""
+    count = row.spec.instances
+    return row.state.suspended or row.state.stopped >= frozenset(range(count))
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def choose(book: Book, deployment_id: DeploymentId) -> Incarnation | None:
+    """The open incarnation with the least to do (lifecycle 10.4); ties go to the one used longest ago."""
+    best: tuple[int, int, Incarnation] | None = None
+    for incarnation in book.serving(deployment_id):
+        lane = incarnation.lane
+        if book.shy_until.get(lane, Millis(0)) > book.now_ms:
+            continue
+        busy = book.running_on.get(lane, 0)
+        load = book.loads.get(lane)
+        if load is not None and load.incarnation == incarnation and book.now_ms - load.read_at_ms < STALE_LOAD_MS:
+            busy = max(busy, load.running + load.waiting)
+            if (load.kv_usage_ppm or 0) > KV_PRESSURE_PPM:
+                busy += 1
+        score = (busy, book.used_at.get(lane, 0), incarnation)
+        if best is None or score < best:
+            best = score
+    return None if best is None else best[2]
+
+
+def _give_place(book: Book, target: DeploymentId, request_id: RequestId, incarnation: Incarnation) -> None:
+    traits = book.deployments[target].spec.traits
+    tell(
+        book,
+        request_id,
+        request.PlaceGiven(
+            now_ms=book.now_ms,
+            deployment=target,
+            incarnation=incarnation,
+            traits=request.EngineTraits(
+                abort_by_id=traits.abort_by_id,
+                idle_signal=traits.idle_signal,
+                eof_proves_end=traits.eof_proves_end,
+            ),
+        ),
+    )
+
+
+def let_in(book: Book, target: DeploymentId) -> int:
+    """Give waiters places in order of arrival while there are any; the number let in."""
+    let = 0
+    queue = book.traffic.queue(target)
+    while queue.waiting and book.traffic.has_place(target):
+        incarnation = choose(book, target)
+        if incarnation is None:
+            break
+        _give_place(book, target, next(iter(queue.waiting)), incarnation)
+        let += 1
+    return let
+
+
+def fail_waiters(book: Book, target: DeploymentId, code: str, message: str, retry_after_s: int | None = None) -> None:
+    """End every request that waits for `target` with this code."""
+    for request_id in list(book.traffic.queue(target).waiting):
+        tell(
+            book,
+            request_id,
+            request.WaitFailed(now_ms=book.now_ms, code=code, message=message, retry_after_s=retry_after_s),
+        )
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def told(book: Book, event: e.RequestFact) -> None:
+    """A fact about a running request, from the router or the ingress."""
+    at = event.now_ms
+    fact: request.Event
+    match event:
+        case e.RequestSent():
+            fact = request.Sent(now_ms=at)
+        case e.RequestNotAccepted(reason=reason):
+            state = book.requests.get(event.request)
+            if state is not None and state.incarnation is not None:
+                book.shy_until[state.incarnation.lane] = Millis(at + SHY_MS)
+                book.due.at(Millis(at + SHY_MS), "waiters", state.incarnation.lane.deployment)
+            fact = request.NotAccepted(now_ms=at, reason=reason)
+        case e.FirstOutput():
+            fact = request.OutputBegun(now_ms=at)
+        case e.RequestFinished():
+            fact = request.Finished(now_ms=at)
+        case e.RequestRecorded():
+            fact = request.Recorded(now_ms=at)
+        case e.EngineRejected(status=status):
+            fact = request.Rejected(now_ms=at, status=status)
+        case e.EngineErrored(reason=reason):
+            fact = request.Errored(now_ms=at, reason=reason)
+        case e.UpstreamLost(reason=reason):
+            fact = request.UpstreamLost(now_ms=at, reason=reason)
+        case e.ClientGone(reason=reason):
+            fact = request.ClientGone(now_ms=at, reason=reason)
+        case e.UpstreamEnded(half_closed_at_ms=half, eof_at_ms=eof):
+            fact = request.UpstreamEnded(now_ms=at, half_closed_at_ms=half, eof_at_ms=eof)
+        case e.AbortAcknowledged(proof=proof):
+            fact = request.AbortAcknowledged(now_ms=at, proof=proof)
+        case e.AbortUnanswered():
+            fact = request.AbortUnanswered(now_ms=at)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no fact about a request")
+    tell(book, event.request, fact)
+
+
+def idle_read(book: Book, event: e.LoadReported) -> None:
+    """An idle reading settles what was cut before it was taken."""
+    if event.running or event.waiting:
+        return
+    proof = Idle(incarnation=event.incarnation, running=0, waiting=0, read_at_ms=event.read_at_ms)
+    for request_id in book.traffic.on(event.incarnation.lane):
+        state = book.requests[request_id]
+        if state.phase in (Phase.CANCEL_IDLE, Phase.CANCEL_CLOSED):
+            tell(book, request_id, request.IdleRead(now_ms=event.now_ms, proof=proof))
+
+
+def gone(book: Book, incarnation: Incarnation, proof: GoneProof) -> None:
+    """The processes are proven gone: everything of that incarnation settles (never replayed)."""
+    for request_id in book.traffic.on(incarnation.lane):
+        if book.requests[request_id].incarnation == incarnation:
+            tell(book, request_id, request.IncarnationGone(now_ms=book.now_ms, proof=proof))
+
+
+def ticked(book: Book, request_id: RequestId) -> None:
+    """A deadline of this request may have passed."""
+    state = book.requests.get(request_id)
+    if state is None:
+        return
+    full = state.deployment is not None and not book.traffic.has_place(state.deployment)
+    tell(book, request_id, request.Ticked(now_ms=book.now_ms, places_full=full))
+
+
+def waited_for(book: Book, lane: Lane) -> int:
+    """How many requests on this lane a drain waits for."""
+    return sum(book.requests[held].phase not in NOT_WAITED_FOR for held in book.traffic.on(lane))
+
+
+def settle_at_stop(book: Book, lane: Lane) -> bool:
+    """Whether some request of this lane settles only at its stop."""
+    return any(book.requests[held].phase is Phase.CANCEL_STOP for held in book.traffic.on(lane))
+
+
+def saturated(book: Book, target: DeploymentId) -> bool:
+    """Whether every place is held by requests that settle only at a stop (lifecycle 10.3)."""
+    running = book.traffic.queue(target).running
+    return not book.traffic.has_place(target) and all(
+        book.requests[held].phase is Phase.CANCEL_STOP for held in running
+    )
+
+
+# --- the one way to move a request -----------------------------------------------------------------
+
+
+def tell(book: Book, request_id: RequestId, fact: request.Event) -> None:
+    """Step one request and do what it ordered. News of a settled request is nobody's any more."""
+    before = book.requests.get(request_id)
+    if before is None:
+        return
+    after, effects = request.step(before, fact)
+    if after is not before:
+        book.put_request(after)
+        if after.phase is not before.phase:
+            _arm(book, after)
+    answer: request.AnswerClient | None = None
+    cut: request.CutUpstream | None = None
+    recorded = False
+    for effect in effects:
+        match effect:
+            case request.TakeSlot():
+                front = before.phase is Phase.ADMITTED  # it had its turn and lost it through no fault of its own
+                book.traffic.wait(_target(after), request_id, book.bodies.get(request_id, 0), front=front)
+                book.dirty = True
+            case request.FreeSlot():
+                book.traffic.leave(_target(before), request_id)
+            case request.TakePlace(incarnation=incarnation):
+                book.traffic.run(_target(after), request_id, incarnation)
+                _count(book, incarnation.lane, +1)
+            case request.FreePlace(incarnation=incarnation):
+                book.traffic.free(_target(before), request_id)
+                _count(book, incarnation.lane, -1)
+                if book.traffic.queue(_target(before)).waiting:
+                    book.dirty = True
+            case request.Dispatch(incarnation=incarnation, deadline_ms=deadline):
+                host = book.instances[incarnation.lane].machine.run.placed_on
+                book.order(Admit(request=request_id, incarnation=incarnation, host=host, deadline_ms=deadline))
+            case request.CutUpstream():
+                cut = effect
+            case request.AbortWork(incarnation=incarnation):
+                host = book.instances[incarnation.lane].machine.run.placed_on
+                book.order(Abort(request=request_id, incarnation=incarnation, host=host))
+            case request.AnswerClient():
+                answer = effect
+            case request.CloseRecord():
+                recorded = True
+            case request.Settle(outcome=outcome):
+                book.order(
+                    Settled(
+                        request=request_id,
+                        outcome=outcome.value,
+                        deployment=after.deployment or before.deployment,
+                        incarnation=before.incarnation,
+                    )
+                )
+                book.bodies.pop(request_id, None)
+                book.drop_request(after)
+    _speak(book, request_id, answer, cut)
+    if recorded:
+        # The row is part of this very step, so it is with the store as soon as the step is.
+        tell(book, request_id, request.Recorded(now_ms=book.now_ms))
+
+
+def _speak(
+    book: Book, request_id: RequestId, answer: request.AnswerClient | None, cut: request.CutUpstream | None
+) -> None:
+    """One order to the router: end the exchange, or answer a request that has none."""
+    if cut is not None:
+        code, message = (answer.code, answer.message) if answer is not None else ("unavailable", cut.reason)
+        book.order(Cut(request=request_id, code=code, message=message))
+    elif answer is not None:
+        lookup(answer.code)
+        book.order(
+            Answer(request=request_id, code=answer.code, message=answer.message, retry_after_s=answer.retry_after_s)
+        )
+
+
+def _target(state: request.State) -> DeploymentId:
+    assert state.deployment is not None  # every waiting or running request has one
+    return state.deployment
+
+
+def _count(book: Book, lane: Lane, by: int) -> None:
+    """Keep the running count and the last use of a lane; tell whoever drains it."""
+    book.running_on[lane] = book.running_on.get(lane, 0) + by
+    book.used_at[lane] = book.now_ms
+    if lane in book.windowed:
+        book.moved.add(lane)
+        book.dirty = True
+    if lane in book.draining:
+        book.dirty = True
+
+
+def _arm(book: Book, state: request.State) -> None:
+    """Ask to be woken at the deadlines of the phase it is in now."""
+    if state.phase in (Phase.QUEUED, Phase.DISPATCHED):
+        book.due.at(state.deadline_ms, "request", state.request)
+    elif state.phase is Phase.CANCEL_CLOSED and state.cut_at_ms is not None:
+        book.due.at(Millis(state.cut_at_ms + request.EOF_LIMIT_MS), "request", state.request)
+    if state.phase in (Phase.CANCEL_IDLE, Phase.CANCEL_ABORT, Phase.CANCEL_CLOSED, Phase.CANCEL_STOP):
+        book.dirty = True  # a drain may be over, a deployment may be saturated
+
+
+def load(book: Book, state: request.State) -> None:
+    """Take a stored request into the indexes of a new controller session."""
+    assert state.incarnation is not None
+    assert state.deployment is not None
+    book.requests[state.request] = state
+    book.traffic.run(state.deployment, state.request, state.incarnation)
+    book.running_on[state.incarnation.lane] = book.running_on.get(state.incarnation.lane, 0) + 1
+
+
+def restart(book: Book) -> None:
+    """A new controller session: connections and bodies of the old one are lost."""
+    for request_id in list(book.requests):
+        tell(book, request_id, request.ControllerRestarted(now_ms=book.now_ms))
+
+
+__all__ = [
+    "arrived", "choose", "fail_waiters", "gone", "idle_read", "let_in", "load", "operator_stopped", "restart",
+    "saturated", "settle_at_stop", "tell", "ticked", "told", "waited_for",
+]  # fmt: skip

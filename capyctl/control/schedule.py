@@ -1,0 +1,400 @@
+"""The scheduler pass: after an event that may have changed something, do what can be done now (lifecycle 13.2).
+
+Order: unarmed stops and cleanups, drains, parks, wakes and starts by age, switches, waiting requests. A pass
+repeats until nothing moves; that it ends is invariant 71.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from capyctl.control import commands, lanes, notices, operations, requests, switching
+from capyctl.control.book import Book
+from capyctl.control.orders import Probe
+from capyctl.control.records import InstanceRow, Wish
+from capyctl.errors import InvariantBroken
+from capyctl.fsm import deployment, facts, switch
+from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.instance import Want, wants, wants_proof
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.run import HoldCause
+from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
+from capyctl.ledger import admission, asks, placement
+from capyctl.ledger.asks import Ask, Proposal
+from capyctl.ledger.forecast import Hold
+from capyctl.ledger.placement import Nowhere
+from capyctl.ledger.shortfall import Shortfall
+
+PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
+HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
+PARK_LIMIT_MS = 120_000
+MARGIN_MS = 1
+
+
+def settle(book: Book) -> None:
+    """Run passes until nothing moves.
+
+    Raises: InvariantBroken when it does not come to rest.
+    """
+    notices.hear(book)
+    for _ in range(PASSES_MAX):
+        if not book.dirty:
+            return
+        book.dirty = False
+        before = book.version
+        for part in (
+            _turns,
+            _proofs,
+            _drains,
+            _parks,
+            _wakes,
+            _starts,
+            switching.advance,
+            _switches,
+            _waiters,
+            _settled,
+        ):
+            part(book)
+            notices.hear(book)
+        if book.version == before:
+            book.dirty = False
+            return
+    raise InvariantBroken(f"the scheduler does not come to rest; moved last: {book.moves[-3:]}")
+
+
+def _busy(book: Book, *phases: object) -> list[tuple[Lane, InstanceRow]]:
+    """Lanes in one of these phases, those first whose wish is oldest."""
+    rows = [(lane, book.instances[lane]) for lane in book.busy if book.instances[lane].machine.phase in phases]
+    return sorted(rows, key=lambda pair: (pair[1].wish.since_ms if pair[1].wish else 0, pair[0]))
+
+
+# --- turns, drains, parks, wakes ----------------------------------------------------------------------
+
+
+def _turns(book: Book) -> None:
+    """Cleanups whose host answers get their next order; what cannot be sent now waits for the host."""
+    for lane in sorted(book.busy):
+        row = book.instances[lane]
+        if wants(row.machine, book.now_ms) is Want.TURN and row.run.host in book.online:
+            lanes.tell(book, lane, facts.Turn(now_ms=book.now_ms, token=book.draw_token()))
+
+
+def _drains(book: Book) -> None:
+    """Tell every draining lane, and the switch that closed one, when nothing runs on it any more."""
+    for lane in list(book.draining):
+        row = book.instances.get(lane)
+        if row is None or not (row.draining or switching.closes(book, lane)):
+            book.draining.discard(lane)
+        elif not requests.waited_for(book, lane):
+            if switching.closes(book, lane):
+                switching.drained(book, lane)
+            else:
+                end_requests(book, lane)
+
+
+def end_requests(book: Book, lane: Lane) -> None:
+    """Nothing that a drain waits for runs on this lane: its stop goes on. A park needs the engine's own word too."""
+    row = book.instances[lane]
+    if row.phase is ResidencyPhase.DRAINING_TO_STOP and row.run.generation is not None:
+        lanes.tell(book, lane, facts.RequestsEnded(now_ms=book.now_ms, generation=row.run.generation))
+
+
+def _proofs(book: Book) -> None:
+    """READY engines whose readiness nobody proved to this session: look at them, one look at a time."""
+    for lane in book.doubted:
+        row = book.instances.get(lane)
+        if row is None or not wants_proof(row.machine) or lane in book.looks or row.run.host not in book.online:
+            continue
+        if book.look_again_at.get(lane, Millis(0)) > book.now_ms:
+            continue
+        token = book.draw_token()
+        book.looks[lane] = token
+        book.order(
+            Probe(
+                incarnation=row.run.incarnation,
+                token=token,
+                host=row.run.placed_on,
+                processes=row.run.processes,
+            )
+        )
+
+
+def _parks(book: Book) -> None:
+    """Planned parks: the copy must have room, after reclaiming older parked ones."""
+    for lane, _ in _busy(book, ResidencyPhase.PARK_PLANNED):
+        ask = asks.ask_step(book.ledger, lane.owner, Phase.PARKING)
+        verdict = admission.propose(book.ledger, ask, book.seen.get(ask.host, {}), book.now_ms)
+        if isinstance(verdict, Shortfall):
+            lanes.tell(
+                book,
+                lane,
+                facts.ParkNotAdmitted(now_ms=book.now_ms, code=verdict.code, reason=switching.words(book, verdict)),
+            )
+            continue
+        book.proposals[lane] = verdict
+        lanes.tell(
+            book,
+            lane,
+            facts.ParkAdmitted(
+                now_ms=book.now_ms, token=book.draw_token(), deadline_ms=Millis(book.now_ms + PARK_LIMIT_MS)
+            ),
+        )
+
+
+def _wakes(book: Book) -> None:
+    """Planned wakes: only where they are parked, in place of what they still hold."""
+    for lane, row in _busy(book, ResidencyPhase.WAKE_PLANNED):
+        host = row.machine.run.host
+        if host is None or host not in book.online or not may_take(book, lane, host):
+            continue
+        ask = asks.ask_step(book.ledger, lane.owner, Phase.WAKE)
+        verdict = admission.propose(book.ledger, ask, book.seen.get(host, {}), book.now_ms)
+        if isinstance(verdict, Shortfall):
+            _short(book, lane, Nowhere(shortfalls=(verdict,)))
+            continue
+        book.proposals[lane] = verdict
+        book.shortfalls.pop(lane, None)
+        lanes.tell(
+            book,
+            lane,
+            facts.WakeAdmitted(
+                now_ms=book.now_ms,
+                token=book.draw_token(),
+                deadline_ms=Millis(book.now_ms + lanes.plan_of(book, lane).wake_ms),
+            ),
+        )
+
+
+# --- starts ---------------------------------------------------------------------------------------------
+
+
+def _starts(book: Book) -> None:
+    """Planned starts, oldest first: place them, hold them for a loading peer, or say why they wait."""
+    _lift_holds(book)
+    for lane, row in _busy(book, ActivationPhase.PLANNED):
+        owner = book.deployments[lane.deployment]
+        if owner.state.gate is deployment.Gate.PENDING:
+            continue  # the digest comes first; status says so
+        hosts = [host for host in owner.spec.hosts if host in owner.plans]
+        open_hosts = usable(book, lane)
+        if not open_hosts:
+            if not hosts or all(host in book.hosts and book.hosts[host].draining for host in hosts):
+                lanes.tell(book, lane, _ineligible(book, lane, hosts))
+            continue  # a host that is merely away may come back before the start's own bound
+        place(book, lane, row, open_hosts)
+
+
+def _ineligible(book: Book, lane: Lane, hosts: list[HostId]) -> facts.NotPlaced:
+    names = ", ".join(f"{book.hosts[host].policy.name}: draining" for host in hosts if host in book.hosts)
+    reason = f"no host may take {book.deployments[lane.deployment].spec.name} ({names or 'none resolved it'})"
+    return facts.NotPlaced(now_ms=book.now_ms, code="host_ineligible", reason=reason, final=True)
+
+
+def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None:
+    """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
+    owner = book.deployments[lane.deployment]
+    tries = starts(book, lane, row, [host for host in hosts if may_take(book, lane, host)])
+    if not tries:
+        return
+    verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
+    match verdict:
+        case Proposal(ask=ask):
+            plan = owner.plans[ask.host]
+            initialize = row.wish.initialize_ms if row.wish and row.wish.initialize_ms else plan.initialize_ms
+            revision = owner.state.revision
+            book.put_instance(
+                lane, attrs.evolve(row, plan=plan, digest=owner.digest, revision=revision, last_host=ask.host)
+            )
+            book.proposals[lane] = verdict
+            book.shortfalls.pop(lane, None)
+            lanes.tell(
+                book,
+                lane,
+                facts.Placed(
+                    now_ms=book.now_ms,
+                    host=ask.host,
+                    generation=book.draw_generation(lane.deployment),
+                    token=book.draw_token(),
+                    deadline_ms=Millis(book.now_ms + initialize),
+                ),
+            )
+        case Hold():
+            until = Millis(book.now_ms + HOLD_MS)
+            lanes.tell(book, lane, facts.Held(now_ms=book.now_ms, until_ms=until, cause=HoldCause.PEER_STARTUP))
+        case Nowhere():
+            _short(book, lane, verdict)
+
+
+def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[Ask, ...]:
+    """The starts to try on these hosts, best first; only the switch's host while a switch makes room for it."""
+    owner = book.deployments[lane.deployment]
+    if row.wish is not None and row.wish.host is not None:
+        hosts = [host for host in hosts if host == row.wish.host]
+    counts: dict[HostId, int] = {}
+    for other, one in book.of(lane.deployment):
+        if other != lane and one.run.host is not None and one.has_launch:
+            counts[one.run.host] = counts.get(one.run.host, 0) + 1
+    seats = [
+        placement.Seat(host=host, plan=owner.plans[host], instances=counts.get(host, 0), previous=host == row.last_host)
+        for host in hosts
+    ]
+    return placement.candidates(book.ledger, lane.owner, seats, max_per_host=owner.spec.max_per_host)
+
+
+def may_take(book: Book, lane: Lane, host: HostId) -> bool:
+    """Room that a switch makes on a host is for the switch's target alone, once the switch has found it (49)."""
+    active = switching.active_on(book, host)
+    return active is None or (active.target == lane.deployment and active.phase is switch.Phase.ACTIVATING)
+
+
+def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
+    """It fits nowhere now: say why it waits, and leave it to the switches if it may evict."""
+    book.shortfalls[lane] = nowhere
+    row = book.instances[lane]
+    reason = nowhere.message(switching.names(book))
+    if row.waits_for is None or row.waits_for.reason != reason:
+        fact: facts.Fact
+        if row.phase is ActivationPhase.PLANNED:
+            fact = facts.NotPlaced(now_ms=book.now_ms, code=nowhere.code, reason=reason, final=nowhere.never)
+        else:
+            fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=nowhere.code, reason=reason)
+        lanes.tell(book, lane, fact)
+        operations.waits(book, lane, nowhere.code, reason)
+
+
+def _switches(book: Book) -> None:
+    """Begin switches for what does not fit, by the same order of steps that placement tries."""
+    switching.begin(book, _steps)
+
+
+def _steps(book: Book, lane: Lane) -> tuple[Ask, ...]:
+    """The steps that would let this lane serve: its wake where it is parked, else its starts, best host first."""
+    row = book.instances[lane]
+    if row.phase is ResidencyPhase.WAKE_PLANNED:
+        return (asks.ask_step(book.ledger, lane.owner, Phase.WAKE),)
+    return starts(book, lane, row, usable(book, lane))
+
+
+def usable(book: Book, lane: Lane) -> list[HostId]:
+    """Hosts that resolved the revision, are there, and are not draining."""
+    owner = book.deployments[lane.deployment]
+    return [
+        host
+        for host in owner.spec.hosts
+        if host in owner.plans and host in book.online and not book.hosts[host].draining
+    ]
+
+
+def _lift_holds(book: Book) -> None:
+    """A held start is looked at again once no start loads on any host that it may use."""
+    held = _busy(book, ActivationPhase.HELD)
+    if not held:
+        return
+    loading = {
+        one.machine.run.host
+        for lane in book.busy
+        if (one := book.instances[lane]).machine.phase
+        in (ActivationPhase.ARMED, ActivationPhase.LAUNCHING, ActivationPhase.PROBING)
+    }
+    for lane, row in held:
+        if row.held_for is HoldCause.PEER_STARTUP:
+            hosts = set(book.deployments[lane.deployment].plans)
+            if not hosts & loading:
+                lanes.tell(book, lane, facts.HoldLifted(now_ms=book.now_ms))
+
+
+# --- waiting requests -----------------------------------------------------------------------------------
+
+
+def _waiters(book: Book) -> None:
+    """Let waiters in where there is a place; want an instance for those that nobody is on the way to serve."""
+    wanted = book.asked | {target for target, queue in book.traffic.queues.items() if queue.waiting}
+    book.asked.clear()
+    for target in wanted:
+        row = book.deployments.get(target)
+        if row is None:
+            continue
+        requests.let_in(book, target)
+        queue = book.traffic.queue(target)
+        if requests.saturated(book, target):
+            _restart_saturated(book, target)
+        if book.serving(target) or requests.operator_stopped(book, row):
+            continue
+        if row.spec.activation is Activation.EXPLICIT or any(one.on_the_way for _, one in book.of(target)):
+            continue
+        if row.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
+            continue
+        lane = _cheapest(book, target)
+        if lane is not None:
+            oldest = min((book.requests[one].arrived_at_ms for one in queue.waiting), default=book.now_ms)
+            latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=None)
+            commands.activate(book, lane, Wish(origin=Origin.REQUEST, since_ms=oldest), latest)
+
+
+def _cheapest(book: Book, target: DeploymentId) -> Lane | None:
+    """The instance that serves soonest: a parked one, else a stopped one whose back-off is over."""
+    best: tuple[int, Lane] | None = None
+    for lane, row in book.of(target):
+        if lane.index in book.deployments[target].state.stopped:
+            continue
+        rank = 0 if row.is_parked else 1 if row.may_start else None
+        if rank is not None and (best is None or (rank, lane) < best):
+            best = (rank, lane)
+    return None if best is None else best[1]
+
+
+def _restart_saturated(book: Book, target: DeploymentId) -> None:
+    """Every place waits for a stop: then the stop comes now, and the instance starts again."""
+    for lane, row in book.of(target):
+        if row.is_ready and not row.draining:
+            commands.stop_lane(book, lane, StopKind.SATURATION, abrupt=True)
+
+
+# --- deployments that wait for their instances ------------------------------------------------------------
+
+
+def _settled(book: Book) -> None:
+    """Revisions and deletes go on once nothing of the old instances is left; surplus instances go."""
+    for target, row in list(book.deployments.items()):
+        if (
+            row.state.phase not in (deployment.Phase.REVISING, deployment.Phase.DELETING)
+            and len(book.lanes.get(target, ())) == row.spec.instances
+        ):
+            continue
+        live = [one for _, one in book.of(target) if one.has_launch or one.in_progress]
+        if row.state.phase in (deployment.Phase.REVISING, deployment.Phase.DELETING):
+            if not live:
+                commands.tell(book, target, deployment.InstancesSettled(now_ms=book.now_ms))
+        elif len(book.lanes.get(target, ())) > row.spec.instances:
+            for lane, one in list(book.of(target))[row.spec.instances :]:
+                if not (one.has_launch or one.in_progress):
+                    book.drop_instance(lane)
+
+
+# --- timers ---------------------------------------------------------------------------------------------------
+
+
+def idle_timers(book: Book) -> None:
+    """Park or stop what nobody used for long enough; an answer's last byte is what the clock counts from."""
+    settings = book.settings
+    for lane, row in list(book.instances.items()):
+        spec = book.deployments[lane.deployment].spec
+        if spec.warm or spec.activation is Activation.EXPLICIT or book.running_on.get(lane, 0):
+            continue
+        since = book.used_at.get(lane)
+        if since is None:
+            book.used_at[lane] = book.now_ms
+            continue
+        if row.gate_open and settings.ready_idle_ms is not None:
+            if book.now_ms - since >= settings.ready_idle_ms and not book.traffic.queue(lane.deployment).waiting:
+                commands.park_lane(book, lane, Origin.IDLE)
+            else:
+                book.due.at(Millis(since + settings.ready_idle_ms + MARGIN_MS), "idle", None)
+        elif row.is_parked and settings.parked_idle_ms is not None:
+            if book.now_ms - since >= settings.parked_idle_ms:
+                commands.stop_lane(book, lane, StopKind.IDLE)
+            else:
+                book.due.at(Millis(since + settings.parked_idle_ms + MARGIN_MS), "idle", None)
+
+
+__all__ = ["idle_timers", "place", "settle"]

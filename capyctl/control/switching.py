@@ -1,0 +1,382 @@
+"""Switches in the world: which waiting deployment gets room next, on which host, at whose cost (lifecycle 12).
+
+The switch machine owns the window, the drain and the order of releases; this module finds what it asks
+for: the target, the victims, whether it fits now, and what became of each victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from capyctl import ulid
+from capyctl.control import lanes, operations, requests
+from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.records import Move
+from capyctl.fsm import facts, operation, switch
+from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.run import Stop
+from capyctl.fsm.switch import Phase
+from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, StopKind, SwitchId
+from capyctl.fsm.types import Phase as LedgerPhase
+from capyctl.ledger import admission, asks, victims
+from capyctl.ledger.asks import Ask
+from capyctl.ledger.placement import Nowhere
+from capyctl.ledger.shortfall import Shortfall
+
+OVER = frozenset({Phase.DONE, Phase.FAILED})
+CLOSES_GATES = frozenset({Phase.DRAINING})
+KEPT_MAX = 100  # ended switches that are remembered
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def active(book: Book) -> Iterator[switch.State]:
+    """Switches that run now, one per host at most."""
+    for identity in list(book.active_switches.values()):
+        yield book.switches[identity]
+
+
+def active_on(book: Book, host: HostId) -> switch.State | None:
+    """The switch that runs on `host`."""
+    identity = book.active_switches.get(host)
+    return None if identity is None else book.switches[identity]
+
+
+def closes(book: Book, lane: Lane) -> bool:
+    """Whether a switch has closed this lane's gate and waits for it."""
+    return any(
+        state.phase in CLOSES_GATES and any(victim.lane == lane and not victim.drained for victim in state.victims)
+        for state in active(book)
+    )
+
+
+def names(book: Book) -> dict[str, str]:
+    """Ledger owners by the names that people gave them."""
+    return {lane.owner: book.deployments[lane.deployment].spec.name for lane in book.instances}
+
+
+def words(book: Book, short: Shortfall) -> str:
+    """A shortfall in one line, with names."""
+    return short.message(names(book))
+
+
+# --- beginning ----------------------------------------------------------------------------------------
+
+
+def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
+    """Open a switch on a free host for the deployment that has waited longest and does not fit.
+
+    `asks_of` gives the steps that would let a lane serve, best first (the scheduler's own order).
+    """
+    wanting: list[tuple[Millis, Lane]] = []
+    for lane in book.shortfalls:
+        row = book.instances.get(lane)
+        if row is None or row.wish is None or row.wish.switch is not None:
+            continue
+        if row.phase not in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+            continue
+        if row.wish.origin is not Origin.OPERATOR or row.wish.evict:
+            wanting.append((row.wish.since_ms, lane))
+    for since_ms, lane in sorted(wanting):
+        if any(state.target == lane.deployment for state in active(book)):
+            continue
+        _begin_for(book, lane, since_ms, asks_of(book, lane))
+
+
+def _begin_for(book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask]) -> None:
+    if not tries or any(ask.host in book.active_switches for ask in tries):
+        return  # the room being made there may do for us once that switch is over; no second host is emptied
+    plan = victims.plan_eviction(
+        book.ledger, tries, _candidates(book, lane), since_ms=since_ms, seen=book.seen, now_ms=book.now_ms
+    )
+    if isinstance(plan, Nowhere):
+        _say(book, lane, plan)
+        return
+    if not plan.victims:
+        return  # it fits without anybody giving way: the scheduler's next pass takes it
+    row = book.instances[lane]
+    assert row.wish is not None  # only wanting lanes come here
+    identity = SwitchId(ulid.new(book.now_ms, int(book.draw_token()).to_bytes(10)))
+    book.put_switch(
+        switch.State(
+            switch=identity,
+            target=lane.deployment,
+            host=plan.host,
+            started_at_ms=book.now_ms,
+            wanted_since_ms=since_ms,
+        )
+    )
+    book.active_switches[plan.host] = identity
+    book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=plan.host, switch=identity)))
+    for opened in operations.open_for(book, lane.deployment, operations.SERVE):
+        operations.tell(book, opened.operation, operation.SwitchOpened(now_ms=book.now_ms, switch=identity))
+    tell(
+        book,
+        identity,
+        switch.PlanMade(
+            now_ms=book.now_ms,
+            victims=tuple(_victim(book, one) for one in plan.victims),
+            window_ms=book.settings.admission_window_ms,
+            drain_limit_ms=book.settings.drain_timeout_ms,
+        ),
+    )
+    _prune(book)
+
+
+def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
+    """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
+    reason = nowhere.message(names(book))
+    row = book.instances[lane]
+    if row.waits_for is None or row.waits_for.reason != reason:
+        fact: facts.Fact
+        if row.phase is ActivationPhase.PLANNED:
+            fact = facts.NotPlaced(now_ms=book.now_ms, code=nowhere.code, reason=reason)
+        else:
+            fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=nowhere.code, reason=reason)
+        lanes.tell(book, lane, fact)
+        operations.waits(book, lane, nowhere.code, reason)
+
+
+def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
+    """Who might give way: instances of other deployments that serve or are parked; the ledger knows what they hold."""
+    found = []
+    for lane, row in book.instances.items():
+        if lane.deployment == target.deployment or not (row.gate_open or row.is_parked):
+            continue
+        spec = book.deployments[lane.deployment].spec
+        waiting = book.traffic.queue(lane.deployment).waiting
+        found.append(
+            victims.Candidate(
+                owner=lane.owner,
+                last_used_at_ms=book.used_at.get(lane, Millis(0)),
+                keeps_another_ready=any(other.lane != lane for other in book.serving(lane.deployment)),
+                parks=row.run.tier.parks and not requests.settle_at_stop(book, lane),
+                warm=spec.warm,
+                explicit=spec.activation is Activation.EXPLICIT,
+                oldest_waiter_at_ms=min((book.requests[one].arrived_at_ms for one in waiting), default=None),
+            )
+        )
+    return found
+
+
+def _victim(book: Book, one: victims.Victim) -> switch.Victim:
+    lane = lane_of_owner(one.owner)
+    row = book.instances[lane]
+    return switch.Victim(
+        incarnation=row.run.incarnation,
+        parks=one.way is victims.Way.PARK,
+        last_ready=row.gate_open and len(book.serving(lane.deployment)) == 1,
+        running=book.running_on.get(lane, 0),
+        quiet_since_ms=book.used_at.get(lane, book.now_ms),
+        no_room=one.way is victims.Way.STOP_NO_ROOM,
+    )
+
+
+# --- moving -----------------------------------------------------------------------------------------------
+
+
+def tell(book: Book, identity: SwitchId, fact: switch.Event) -> None:
+    """Step one switch and do what it ordered."""
+    before = book.switches[identity]
+    after, effects = switch.step(before, fact)
+    if after is not before:
+        book.put_switch(after)
+        if after.phase is not before.phase:
+            target = book.deployments.get(after.target)
+            book.moves.append(
+                Move(
+                    machine="switch",
+                    lane=target.spec.name if target else after.target,
+                    was=before.phase.value,
+                    event=type(fact).__name__,
+                    now=after.phase.value,
+                )
+            )
+        book.due.at(switch.due_at_ms(after), "switch", identity)
+    for effect in effects:
+        _do(book, after, effect)
+
+
+def _do(book: Book, state: switch.State, effect: object) -> None:
+    match effect:
+        case switch.CloseVictims(lanes=closed):
+            # The victim drains as its own machine says; it goes on when every victim of the switch is drained.
+            for lane in closed:
+                parks = next(victim.parks for victim in state.victims if victim.lane == lane)
+                _leave(book, state, lane, parks=parks)
+        case switch.DropSwitchReason(lanes=closed):
+            for lane in closed:
+                if lane in book.instances:
+                    lanes.tell(book, lane, facts.Withdrawn(now_ms=book.now_ms, switch=state.switch))
+        case switch.ReleaseVictims(park=park, stop=stop):
+            book.dirty = True  # the drains that were held back for the slowest victim go on in the next pass
+            for lane in (*park, *stop):
+                if book.instances[lane].is_parked:
+                    _leave(book, state, lane, parks=False)
+        case switch.StopVictim(lane=lane):
+            _leave(book, state, lane, parks=False)
+        case switch.FailWaiters(target=target, code=code, reason=reason):
+            requests.fail_waiters(book, target, code, reason, 1)
+        case switch.Conclude(host=host):
+            book.active_switches.pop(host, None)
+            book.dirty = True
+            for lane, row in list(book.of(state.target)):
+                if row.wish is not None and row.wish.switch == state.switch:
+                    book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=None, switch=None)))
+        case _:
+            book.dirty = True  # CheckAgain, ActivateTarget, LetWaitersIn: answered by `advance` in the same pass
+
+
+def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
+    """Ask a victim to park or to end; its own drain bound lies past the switch's, which decides."""
+    ends_at = Millis(book.now_ms + 2 * book.settings.drain_timeout_ms)
+    name = book.deployments[state.target].spec.name
+    stop = Stop(kind=StopKind.PRESSURE, asked_at_ms=book.now_ms, for_name=name, switch=state.switch)
+    if parks:
+        lanes.tell(
+            book,
+            lane,
+            facts.ParkRequested(
+                now_ms=book.now_ms,
+                origin=Origin.SWITCH,
+                drain_ends_at_ms=ends_at,
+                switch=state.switch,
+                for_name=name,
+                settle_at_stop=requests.settle_at_stop(book, lane),
+            ),
+        )
+        return
+    lanes.tell(
+        book,
+        lane,
+        facts.StopRequested(now_ms=book.now_ms, stop=stop, drain_ends_at_ms=ends_at),
+    )
+
+
+def advance(book: Book) -> None:
+    """Answer what running switches ask of the world: does it fit now, is it on its way, were waiters let in?"""
+    for state in list(active(book)):
+        for lane in sorted(book.moved & {victim.lane for victim in state.victims}):
+            running = book.running_on.get(lane, 0)
+            tell(book, state.switch, switch.TrafficSeen(now_ms=book.now_ms, lane=lane, running=running))
+        if state.phase is Phase.RECHECK:
+            _recheck(book, state)
+        elif state.phase is Phase.OPENING:
+            tell(book, state.switch, switch.WaitersLetIn(now_ms=book.now_ms))
+    book.moved.clear()
+    book.windowed = {victim.lane for state in active(book) if state.phase is Phase.WINDOW for victim in state.victims}
+
+
+def _recheck(book: Book, state: switch.State) -> None:
+    """After the releases: on fresh observations, does the target fit now? Its raise is the scheduler's next act."""
+    lane = next((one for one, row in book.of(state.target) if row.wish and row.wish.switch == state.switch), None)
+    if lane is None:
+        if book.serving(state.target):
+            tell(book, state.switch, switch.TargetReady(now_ms=book.now_ms))
+        else:
+            tell(
+                book,
+                state.switch,
+                switch.TargetFailed(now_ms=book.now_ms, code="unavailable", reason="nobody wants it any more"),
+            )
+        return
+    row = book.instances[lane]
+    if row.machine.phase is ActivationPhase.PLANNED:
+        plan = book.deployments[state.target].plans.get(state.host)
+        if plan is None:
+            return
+        ask = asks.ask_start(owner=lane.owner, host=state.host, plan=plan)
+    elif row.machine.phase is ResidencyPhase.WAKE_PLANNED:
+        ask = asks.ask_step(book.ledger, lane.owner, LedgerPhase.WAKE)
+    else:
+        tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))  # it was armed in this very pass
+        return
+    seen = book.seen.get(state.host, {})
+    released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
+    if seen and min(one.seen_at_ms for one in seen.values()) <= released_at:
+        return  # the newest sample is older than the last release; the next one is at most a second away
+    verdict = admission.propose(book.ledger, ask, seen, book.now_ms)
+    if isinstance(verdict, Shortfall):
+        reason = words(book, verdict)
+        tell(book, state.switch, switch.TargetDoesNotFit(now_ms=book.now_ms, code=verdict.code, reason=reason))
+    else:
+        tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))
+
+
+def victim_at(book: Book, victim: switch.Victim) -> Millis:
+    """When a victim's memory came free, as far as this session saw it."""
+    return book.released_at.get(victim.lane, Millis(0))
+
+
+# --- what became of others ----------------------------------------------------------------------------------
+
+
+def drained(book: Book, lane: Lane) -> None:
+    """Nothing that a drain waits for runs on this lane any more."""
+    for state in list(active(book)):
+        if state.phase is Phase.DRAINING and any(one.lane == lane and not one.drained for one in state.victims):
+            tell(book, state.switch, switch.VictimDrained(now_ms=book.now_ms, lane=lane))
+
+
+def released(book: Book, lane: Lane, how: switch.Released) -> None:
+    """This instance's memory came free, with proof."""
+    book.released_at[lane] = book.now_ms
+    for state in list(active(book)):
+        tell(book, state.switch, switch.VictimReleased(now_ms=book.now_ms, lane=lane, released=how))
+
+
+def not_released(book: Book, lane: Lane, reason: str) -> None:
+    """It will not give way after all."""
+    lost(book, lane, reason)
+
+
+def lost(book: Book, lane: Lane, reason: str) -> None:
+    """Nobody knows what became of it: it keeps its charge."""
+    for state in list(active(book)):
+        if any(one.lane == lane for one in state.victims):
+            tell(book, state.switch, switch.VictimLost(now_ms=book.now_ms, lane=lane, reason=reason))
+    target_failed(book, lane.deployment, "unreconciled", reason)
+
+
+def target_ready(book: Book, lane: Lane) -> None:
+    """An instance of this deployment is READY; its gate opens when that is stored."""
+    book.dirty = True
+
+
+def opened(book: Book, lane: Lane) -> None:
+    """The gate of an instance of this deployment is open, its waiters are in."""
+    for state in list(active(book)):
+        if state.target == lane.deployment:
+            tell(book, state.switch, switch.TargetReady(now_ms=book.now_ms))
+
+
+def target_failed(book: Book, target: DeploymentId, code: str, reason: str) -> None:
+    """The target's start or wake ended without READY."""
+    for state in list(active(book)):
+        if state.target == target:
+            tell(book, state.switch, switch.TargetFailed(now_ms=book.now_ms, code=code, reason=reason))
+
+
+def ticked(book: Book, identity: SwitchId) -> None:
+    """A window or a drain may be over."""
+    state = book.switches.get(identity)
+    if state is not None and state.phase not in OVER:
+        tell(book, identity, switch.Ticked(now_ms=book.now_ms))
+
+
+def restart(book: Book) -> None:
+    """A new controller session: switches do not outlive their controller."""
+    for identity, state in list(book.switches.items()):
+        if state.phase not in OVER:
+            tell(book, identity, switch.ControllerRestarted(now_ms=book.now_ms))
+
+
+def _prune(book: Book) -> None:
+    ended = [identity for identity, state in book.switches.items() if state.phase in OVER]
+    for identity in ended[: max(0, len(book.switches) - KEPT_MAX)]:
+        del book.switches[identity]
+        book.touch("switch", identity)
