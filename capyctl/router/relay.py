@@ -187,7 +187,9 @@ class Relay:
             fault = Fault.of(error)
         except UpstreamBroken as error:
             LOG.info("upstream.broke", extra={"fields": {"request": self.request, "reason": str(error)}})
-            self._exchange = None
+            exchange, self._exchange = self._exchange, None
+            if exchange is not None:
+                await exchange.aclose()
             if not self._settle("upstream_lost"):
                 return
             self._ticket.upstream_lost("the connection ended before the answer did")

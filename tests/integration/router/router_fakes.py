@@ -349,6 +349,7 @@ async def house(
             stopping.set()
             hurry.set()
             await stopped.wait()
+            assert len(upstream.fates) == len(upstream.opened), "an exchange was neither given back nor abandoned"
             nursery.cancel_scope.cancel()
 
 
