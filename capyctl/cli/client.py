@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -19,6 +20,7 @@ from capyctl.errors import CODES, CapyError, Failure, Lost, Refusal
 
 BASE: Final = "/management/v1"
 ANSWER_LIMIT_S: Final = 20  # the role answers within 15
+BUSY_LIMIT_S: Final = 10
 _ANSWER_MAX: Final = 64 << 20
 _ALIASES: Final = {
     "unauthenticated": "unauthorized",
@@ -79,8 +81,18 @@ class Management:
     # ------------------------------------------------------------ changing
 
     def change(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one mutation under this command's request identity; the same one again is recovered, not repeated."""
-        return self._ask(method, path, body)
+        """Send one mutation under this command's request identity; the same one again is recovered, not repeated.
+
+        The role works on few commands at a time; one that finds no place is sent again for some seconds.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return self._ask(method, path, body)
+            except CapyError as refusal:
+                if refusal.code != "queue_full" or time.monotonic() - began > BUSY_LIMIT_S:
+                    raise
+            time.sleep(0.25)
 
     # ------------------------------------------------------------ one exchange
 

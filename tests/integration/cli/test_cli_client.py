@@ -200,6 +200,14 @@ def test_a_code_from_a_newer_role_exits_by_its_http_class(shell: Shell, role: Fa
         assert (error["code"], error["message"]) == ("brand_new", "who knows")
 
 
+def test_a_busy_role_is_asked_again_under_the_same_identity(shell: Shell, role: FakeRole) -> None:
+    role.add("writer")
+    role.refuse["stop"] = [(429, {"error": {"code": "queue_full", "message": "busy", "retryable": True}})] * 2
+    assert shell("stop", "deployment", "writer").status == 0
+    keys = [key for _, path, _, key in role.seen if path.endswith("/actions")]
+    assert (len(keys), len(set(keys))) == (3, 1)
+
+
 def test_an_identity_that_is_no_ulid_is_refused_before_anything_is_sent(shell: Shell, role: FakeRole) -> None:
     role.add("writer")
     done = shell("stop", "deployment", "writer", "--request-id", IDENTITY.lower())
