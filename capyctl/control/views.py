@@ -1,0 +1,459 @@
+"""The world as people and programs read it: plain JSON values, built on demand, activating nothing (api 5).
+
+Reading never changes the world (invariant 41). Figures are those of the rows: what is shown as charged is
+what the ledger holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capyctl.control import operations, requests
+from capyctl.control.book import Book
+from capyctl.control.records import DeploymentRow, InstanceRow
+from capyctl.control.traffic import PLACES_MAX
+from capyctl.control.world import World
+from capyctl.fsm import deployment as machine
+from capyctl.fsm import instance, request, switch
+from capyctl.fsm.operation import Phase as OperationPhase
+from capyctl.fsm.operation import State as Operation
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Phase, RequestId
+from capyctl.ledger.types import Plan
+
+Json = dict[str, Any]  # plain JSON values of several types
+
+LOAD_STALE_MS = 3_000
+LOAD_DROPPED_MS = 30_000
+
+STATES = ("ready", "draining", "parking", "waking", "starting", "stopping")
+"""Aggregate states in order of precedence, as far as one instance decides (lifecycle 3.2)."""
+
+_PROGRESS = {
+    OperationPhase.ACCEPTED: "accepted",
+    OperationPhase.RUNNING: "running",
+    OperationPhase.UNCERTAIN: "uncertain",
+    OperationPhase.SUCCEEDED: "succeeded",
+    OperationPhase.PARTIAL: "failed",
+    OperationPhase.FAILED: "failed",
+    OperationPhase.SUPERSEDED: "cancelled",
+    OperationPhase.EXPIRED: "failed",
+}
+
+
+# --- deployments --------------------------------------------------------------------------------------
+
+
+def deployments(world: World, now_ms: Millis) -> list[Json]:
+    """Every deployment, by name."""
+    rows = sorted(world.book.deployments.values(), key=lambda row: row.spec.name)
+    return [_deployment(world.book, row, now_ms) for row in rows]
+
+
+def deployment(world: World, identity: DeploymentId, now_ms: Millis) -> Json | None:
+    """One deployment (api 5.5), None when there is none."""
+    row = world.book.deployments.get(identity)
+    return None if row is None else _deployment(world.book, row, now_ms)
+
+
+def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
+    identity, spec = row.state.deployment, row.spec
+    instances = list(book.of(identity))
+    ready = sum(one.gate_open for _, one in instances)
+    latest = book.operations.get(book.latest_operation.get(identity, OperationId("")))
+    plan = _plan(row, instances)
+    return {
+        "id": identity,
+        "name": spec.name,
+        "revision": str(row.state.revision),
+        "routes": list(spec.routes),
+        "api": spec.api,
+        "residency": spec.residency.value,
+        "activation": spec.activation.value,
+        "warm": spec.warm,
+        "profile": spec.profile,
+        "engine": spec.traits.family,
+        "record": row.state.phase.value,
+        "desired_state": "stopped" if requests.operator_stopped(book, row) else "ready",
+        "observed_state": observed_state(row, [one for _, one in instances]),
+        "degraded": 0 < ready < spec.instances,
+        "ready": f"{ready}/{spec.instances}",
+        "hosts": [{"id": host, "name": _host_name(book, host)} for host in spec.hosts],
+        "instances": [_instance(book, lane, one, now_ms) for lane, one in instances],
+        "startup": _startup(plan),
+        "initialize_ms": plan.initialize_ms if plan else None,
+        "context": {"tokens": plan.context_tokens, "reason": plan.context_reason} if plan else None,
+        "slots": plan.slots if plan else None,
+        "facts": dict(plan.facts) if plan else {},
+        "checkpoint": _checkpoint(row),
+        "latest_operation": None if latest is None else _operation(latest),
+        "waiting": _waiting(book, row, instances),
+        "requests": _requests(book, identity),
+        "ledger": [
+            line for lane, _ in instances for line in _charges(book, lane, _instance_plan(row, book.instances[lane]))
+        ],
+        "created_at_ms": row.created_at_ms,
+        "supported_actions": _actions(row, instances),
+        "document": spec.document,
+    }
+
+
+def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
+    """The aggregate state (lifecycle 3.2)."""
+    states = [instance.published(one.machine) for one in instances]
+    if any(one.gate_open for one in instances):
+        return "ready"
+    for state in STATES:
+        if state in states:
+            return state
+    for state in ("uncertain", "reconciling", "parked"):
+        if state in states:
+            return state
+    if states and all(state == "failed" for state in states):
+        return "failed"
+    return "failed" if "failed" in states else "stopped"
+
+
+def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan | None:
+    """What a run was sized by, else what the first host resolved the revision to."""
+    for _, one in instances:
+        if one.plan is not None and one.has_launch:
+            return one.plan
+    return next(iter(row.plans.values()), None)
+
+
+def _instance_plan(row: DeploymentRow, one: InstanceRow) -> Plan | None:
+    return one.plan if one.plan is not None else next(iter(row.plans.values()), None)
+
+
+def _startup(plan: Plan | None) -> Json | None:
+    if plan is None:
+        return None
+    return {"bytes": dict(plan.at(Phase.COLD).bytes), "provenance": plan.provenance.get(Phase.COLD, "derived")}
+
+
+def _checkpoint(row: DeploymentRow) -> Json:
+    gate = row.state.gate
+    return {
+        "state": gate.value,
+        "digest": row.digest,
+        "weight_bytes": row.weight_bytes if row.digest else None,
+        "code": row.state.gate_code,
+        "reason": row.state.gate_reason or None,
+    }
+
+
+def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
+    run = one.run
+    stop = instance.why_stopped(one.machine)
+    claims = () if one.plan is None else one.plan.at(Phase.READY).claims
+    api = next((process.pid for process in run.processes), None)
+    return {
+        "index": lane.index,
+        "host_id": run.host,
+        "host": None if run.host is None else _host_name(book, run.host),
+        "generation": None if run.generation is None else str(run.generation),
+        "revision": str(one.revision) if one.has_launch else None,
+        "observed_state": instance.published(one.machine),
+        "phase": one.machine.phase.value,
+        "lifecycle": "disabled" if lane.index in book.deployments[lane.deployment].state.stopped else "active",
+        "devices": [claim.device for claim in claims] if one.has_launch else [],
+        "closures": sorted(reason.value for reason in one.machine.gate.reasons),
+        "last_error": None
+        if run.last_error is None or one.gate_open
+        else {"code": run.last_error.code, "message": run.last_error.reason},
+        "retry_at_ms": run.retry_at_ms if run.retry_at_ms is not None and run.retry_at_ms > now_ms else None,
+        "stopped": None
+        if stop is None or one.gate_open
+        else {"kind": stop.kind.value, "for": stop.for_name, "switch_id": stop.switch, "at_ms": stop.asked_at_ms},
+        "pid": api if one.has_launch else None,
+        "ready_at_ms": run.ready_at_ms,
+        "in_flight": book.running_on.get(lane, 0),
+    }
+
+
+def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> str | None:
+    """Why something that is wanted has not happened yet, in one line."""
+    for _, one in instances:
+        if one.in_progress and one.waits_for is not None:
+            return one.waits_for.reason
+    if row.state.gate is machine.Gate.PENDING and any(one.in_progress for _, one in instances):
+        return "the checkpoint is being measured"
+    for lane, one in instances:
+        if lane in book.doubted and one.run.host not in book.online:
+            return "its host does not answer"
+    active = [book.switches[one] for one in book.active_switches.values()]
+    for state in active:
+        if state.target == row.state.deployment:
+            names = [book.deployments[victim.lane.deployment].spec.name for victim in state.victims]
+            return f"a switch makes room ({state.phase.value}): {', '.join(names)}"
+    return None
+
+
+def _requests(book: Book, identity: DeploymentId) -> Json:
+    queue = book.traffic.queues.get(identity)
+    running = [book.requests[one] for one in queue.running] if queue else []
+    at_stop = sum(one.phase is request.Phase.CANCEL_STOP for one in running)
+    when_idle = sum(one.phase in request.CANCELLING and one.phase is not request.Phase.CANCEL_STOP for one in running)
+    return {
+        "in_flight": len(running),
+        "waiting": len(queue.waiting) if queue else 0,
+        "settle_when_idle": when_idle,
+        "settle_at_stop": at_stop,
+    }
+
+
+def _charges(book: Book, lane: Lane, plan: Plan | None) -> list[Json]:
+    """What the ledger holds for one instance, a line per domain."""
+    held = book.ledger.holding(lane.owner)
+    if held is None:
+        return []
+    provenance = "whole_host" if held.whole_host else plan.provenance.get(held.phase, "derived") if plan else "derived"
+    return [
+        {
+            "instance": lane.index,
+            "host": _host_name(book, held.host),
+            "domain": domain,
+            "phase": "uncertain" if held.uncertain else held.phase.value,
+            "bytes": amount,
+            "provenance": provenance,
+        }
+        for domain, amount in sorted(held.allocation.bytes.items())
+        if amount
+    ]
+
+
+def _actions(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> list[Json]:
+    """What a command would be allowed to do now; the command itself decides again."""
+    parks = row.spec.residency.parks
+    ready = any(one.is_ready for _, one in instances)
+    live = any(one.has_launch or one.in_progress for _, one in instances)
+    return [
+        {"action": "start", "allowed": not all(one.is_ready for _, one in instances), "reason": None},
+        {"action": "stop", "allowed": True, "reason": None},
+        {
+            "action": "park",
+            "allowed": parks and ready,
+            "reason": None if parks else "its residency is restart_only",
+        },
+        {"action": "delete", "allowed": not live, "reason": "it is not stopped; use --stop" if live else None},
+    ]
+
+
+# --- operations, hosts, load, snapshot ----------------------------------------------------------------
+
+
+def operation(world: World, identity: OperationId) -> Json | None:
+    """One operation (api 5.6), None when there is none or it was forgotten."""
+    state = world.book.operations.get(identity)
+    return None if state is None else _operation(state)
+
+
+def _operation(state: Operation) -> Json:
+    code, reason = state.code, state.reason or None
+    if state.phase in operations.OPEN:
+        code, reason = None, state.waiting_reason or None
+    return {
+        "id": state.operation,
+        "deployment_id": state.deployment,
+        "action": state.kind.value,
+        "state": _PROGRESS.get(state.phase, state.phase.value),
+        "phase": state.phase.value,
+        "error_code": code,
+        "reason": reason,
+        "waiting_code": state.waiting_code,
+        "switch_id": state.switch,
+        "joined": state.joined,
+        "instances": [
+            {"index": target.index, "result": target.result.value, "code": target.code, "reason": target.reason or None}
+            for target in state.targets
+        ],
+        "accepted_at_ms": None if state.accepted_at_ms is None else str(state.accepted_at_ms),
+        "finished_at_ms": None if state.ended_at_ms is None else str(state.ended_at_ms),
+    }
+
+
+def hosts(world: World) -> list[Json]:
+    """Every host with its limits, what is charged and what was seen there (api 5.7)."""
+    book = world.book
+    return [_host(book, host) for host in sorted(book.hosts, key=lambda one: book.hosts[one].policy.name)]
+
+
+def _host(book: Book, host: HostId) -> Json:
+    row = book.hosts[host]
+    online = host in book.online
+    seen = book.seen.get(host, {})
+    domains = []
+    for name, limits in sorted(row.policy.domains.items()):
+        sample = seen.get(name)
+        domains.append(
+            {
+                "domain_id": name,
+                "kind": limits.kind.value,
+                "device_id": limits.device,
+                "capacity_bytes": limits.capacity_bytes,
+                "managed_limit": limits.managed_bytes,
+                "free_reserve": limits.reserve_bytes,
+                "parked_limit": limits.parked_bytes,
+                "charged_bytes": book.ledger.charged(host, name),
+                "available_bytes": None if sample is None else sample.available_bytes,
+                "observed_at_unix_ms": None if sample is None else sample.seen_at_ms,
+                "owners": [
+                    {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": held.on(name)}
+                    for owner, held in sorted(book.ledger.on(host))
+                    if held.on(name)
+                ],
+            }
+        )
+    return {
+        "id": host,
+        "name": row.policy.name,
+        "state": "draining" if row.draining else "online" if online else "offline",
+        "eligible": online and not row.draining,
+        "domains": domains,
+        "switch": _switch(book, host),
+    }
+
+
+def _switch(book: Book, host: HostId) -> Json | None:
+    identity = book.active_switches.get(host)
+    return None if identity is None else switch_view(book, book.switches[identity])
+
+
+def switch_view(book: Book, state: switch.State) -> Json:
+    """One switch: for whom, at whose cost, how far."""
+    target = book.deployments.get(state.target)
+    return {
+        "id": state.switch,
+        "target": target.spec.name if target else state.target,
+        "host_id": state.host,
+        "phase": state.phase.value,
+        "started_at_ms": str(state.started_at_ms),
+        "ended_at_ms": None if state.ended_at_ms is None else str(state.ended_at_ms),
+        "code": state.code,
+        "reason": state.reason or None,
+        "victims": [
+            {
+                "name": _lane_name(book, victim.lane),
+                "released": None if victim.released is None else f"released: {victim.released.value}",
+            }
+            for victim in state.victims
+        ],
+    }
+
+
+def load(world: World, now_ms: Millis) -> Json:
+    """Live load (api 5.9): memory only, cheap enough for a poll each second."""
+    book = world.book
+    rows = sorted(book.deployments.values(), key=lambda row: row.spec.name)
+    return {
+        "observed_at_ms": now_ms,
+        "stale_after_ms": LOAD_STALE_MS,
+        "deployments": [_load(book, row, now_ms) for row in rows],
+    }
+
+
+def _load(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
+    queue = book.traffic.queues.get(row.state.deployment)
+    instances = list(book.of(row.state.deployment))
+    plan = _plan(row, instances)
+    return {
+        "deployment_id": row.state.deployment,
+        "name": row.spec.name,
+        "router": {
+            "in_flight": len(queue.running) if queue else 0,
+            "in_flight_limit": PLACES_MAX,
+            "waiting": len(queue.waiting) if queue else 0,
+            "waiting_limit": book.traffic.limits.pending_per_deployment,
+        },
+        "max_running": {"count": plan.slots, "source": "engine"} if plan else {"source": "engine_default"},
+        "instances": [
+            {
+                "index": lane.index,
+                "host_id": one.run.host,
+                "generation": one.run.generation,
+                "observed_state": instance.published(one.machine),
+                "router_in_flight": book.running_on.get(lane, 0),
+                "sample": _sample(book, lane, now_ms),
+            }
+            for lane, one in instances
+        ],
+    }
+
+
+def _sample(book: Book, lane: Lane, now_ms: Millis) -> Json | None:
+    report = book.loads.get(lane)
+    if report is None or now_ms - report.read_at_ms > LOAD_DROPPED_MS:
+        return None
+    age = max(0, now_ms - report.read_at_ms)
+    engine: Mapping[str, int | None] = {
+        "running": report.running,
+        "waiting": report.waiting,
+        "kv_usage_ppm": report.kv_usage_ppm,
+    }
+    return {
+        "sampled_at_ms": report.read_at_ms,
+        "age_ms": age,
+        "fresh": age <= LOAD_STALE_MS,
+        "engine": {name: value for name, value in engine.items() if value is not None},
+    }
+
+
+def snapshot(world: World, now_ms: Millis) -> Json:
+    """Deployments, operations, hosts, switches and the ledger, which agree with each other (api 5.4)."""
+    book = world.book
+    return {
+        "scope": "durable_store_foundation",
+        "deployments": deployments(world, now_ms),
+        "operations": [_operation(book.operations[one]) for one in sorted(book.operations)],
+        "hosts": hosts(world),
+        "switches": [switch_view(book, book.switches[one]) for one in sorted(book.switches)],
+        "ledger": {
+            "epoch": str(book.ledger.epoch),
+            "reservations": [
+                {
+                    "owner": owner,
+                    "host_id": held.host,
+                    "domain": domain,
+                    "phase": "uncertain" if held.uncertain else held.phase.value,
+                    "bytes": str(amount),
+                    "lowered_by": held.lowered_by,
+                }
+                for owner, held in sorted(book.ledger.rows())
+                for domain, amount in sorted(held.allocation.bytes.items())
+            ],
+        },
+    }
+
+
+def waiting(world: World, identity: RequestId) -> tuple[str, int] | None:
+    """(the published state of its deployment, its place in the queue from 1) of a waiting request, else None."""
+    state = world.book.requests.get(identity)
+    if state is None or state.deployment is None or state.phase is not request.Phase.QUEUED:
+        return None
+    row = world.book.deployments.get(state.deployment)
+    if row is None:
+        return None
+    order = list(world.book.traffic.queue(state.deployment).waiting)
+    rows = [one for _, one in world.book.of(state.deployment)]
+    return observed_state(row, rows), order.index(identity) + 1
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def _host_name(book: Book, host: HostId) -> str:
+    row = book.hosts.get(host)
+    return host if row is None else row.policy.name
+
+
+def _lane_name(book: Book, lane: Lane) -> str:
+    row = book.deployments.get(lane.deployment)
+    return f"{row.spec.name if row else lane.deployment}/{lane.index}"
+
+
+def _owner_name(book: Book, owner: str) -> str:
+    for lane in book.instances:
+        if lane.owner == owner:
+            return _lane_name(book, lane)
+    return owner
