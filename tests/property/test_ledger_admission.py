@@ -40,7 +40,6 @@ from capyctl.ledger import (
     Ask,
     Hold,
     Ledger,
-    Observation,
     Outdated,
     Proposal,
     Seen,
@@ -508,17 +507,12 @@ def test_a_message_names_a_few_owners_and_counts_the_rest():
 
 
 def test_kinds_decide_the_code_and_names_do_not():  # memory 1
-    policy = attrs.evolve(
-        card_host(100),
-        domains={
-            Domain("x"): limits(9, kind=DomainKind.DEVICE, device="d"),
-            Domain("gpu0"): limits(100, kind=DomainKind.DISTINCT),
-        },
-    )
-    ledger = ledger_of(policy)
-    view = {
-        one: Observation(capacity_bytes=Bytes(100), available_bytes=Bytes(0), seen_at_ms=NOW) for one in policy.domains
+    domains = {
+        Domain("x"): limits(9, kind=DomainKind.DEVICE, device="d"),
+        Domain("gpu0"): limits(100, kind=DomainKind.DISTINCT),
     }
+    ledger = ledger_of(attrs.evolve(card_host(100), domains=domains))
+    view = seen(dict.fromkeys(domains, 0), capacity=100)
     for name, code in ((Domain("x"), "insufficient_device_memory"), (Domain("gpu0"), "insufficient_memory")):
         short = propose(ledger, _ask("new", plan(5, 5, domain=name)), view, NOW)
         assert isinstance(short, Shortfall)
