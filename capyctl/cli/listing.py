@@ -77,10 +77,14 @@ def word(value: Any) -> str:
 
 def hosts(*, common: Common = PLAIN) -> None:
     """List hosts with their memory and engines."""
-    answer = management(common).get("/hosts")
+    api = management(common)
+    answer = api.get("/hosts")
     if common.as_json:
         emit_json(answer)
         return
+    # The host of a standalone role is the same program, so its version needs no report of its own.
+    embedded = api.target.role == "standalone"
+    version, fits = (str(answer.get("server_version") or "-"), "supported") if embedded else ("-", "-")
     titles = ("NAME", "STATE", "ELIGIBLE", "VERSION", "COMPATIBILITY", "MEMORY (FREE / TOTAL)", "ENGINES")
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
@@ -90,8 +94,8 @@ def hosts(*, common: Common = PLAIN) -> None:
                 str(host.get("name") or host.get("id")),
                 str(host.get("state")),
                 yes(bool(host.get("eligible"))),
-                str(host.get("binary_version") or "-"),
-                str(host.get("compatibility") or "-"),
+                str(host.get("binary_version") or version),
+                str(host.get("compatibility") or fits),
                 free_of_total(host),
                 ",".join(host.get("engines") or ()) or "-",
             )

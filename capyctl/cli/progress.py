@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from capyctl.cli.client import Management, made
 from capyctl.cli.output import note
-from capyctl.errors import CapyError, Failure
+from capyctl.errors import CapyError, Failure, Lost
 
 POLL_FIRST_S: Final = 0.25
 POLL_MOST_S: Final = 2.0
 DIGEST_LIMIT_S: Final = 900
+UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it is the answer
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
 
 
@@ -51,17 +52,23 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 def wait_for(
     management: Management, operation_id: str, text: str, limit_s: float, late: str = "deadline_exceeded"
 ) -> dict[str, Any]:
-    """The operation once it has ended, well or not.
+    """The operation once it has ended, well or not, or has stayed uncertain for a while.
 
     Raises: Failure with the code `late` when `limit_s` seconds pass first.
     """
     began = time.monotonic()
+    known = began
     with spinner(text) as change:
         for pause in pauses():
             operation = management.get(f"/operations/{operation_id}")
             if operation.get("state") in TERMINAL:
                 return operation
-            waited = time.monotonic() - began
+            now = time.monotonic()
+            waited = now - began
+            if operation.get("state") != "uncertain":
+                known = now
+            elif now - known >= UNCERTAIN_LIMIT_S:
+                return operation
             if waited >= limit_s:
                 raise Failure(
                     late,
@@ -109,6 +116,9 @@ def check_succeeded(operation: dict[str, Any], name: str) -> None:
     """Raise what a failed operation says of itself."""
     if operation.get("state") == "succeeded":
         return
+    if operation.get("state") == "uncertain":
+        reason = operation.get("reason") or "what happened to its engine is not known yet"
+        raise Lost("unreconciled", f"{name}: {reason}; `capyctl status deployment {name}` follows it")
     code = str(operation.get("error_code") or "operation_failed")
     action = operation.get("action") or "operation"
     reason = operation.get("reason") or f"the {action} of {name} ended as {operation.get('state')}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capyctl.cli.lifecycle import ended, management, startup_cell
-from capyctl.cli.listing import host_names
+from capyctl.cli.listing import domains_of, host_names
 from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
@@ -133,7 +133,7 @@ def overview(*, common: Common = PLAIN) -> None:
         pairs = {"Inference": f"{inference.get('address')} {key}", **pairs}
     pairs["State"] = str(installation.get("state_dir") or api.target.places.root)
     for host in api.get("/hosts").get("hosts", ()):
-        for domain in host.get("session", host).get("domains", ()):
+        for domain in domains_of(host):
             pairs[f"Memory {domain.get('domain_id')}"] = _domain(domain)
     summary(f"capyctl {installation.get('version')} {role}", pairs)
     if isinstance(inference, Mapping) and inference.get("authentication") != "api_key":
@@ -144,11 +144,13 @@ def overview(*, common: Common = PLAIN) -> None:
 def _domain(domain: Mapping[str, Any]) -> str:
     words = (
         ("charged_bytes", "charged"),
-        ("managed_bytes", "managed limit"),
+        ("managed_limit", "managed limit"),
         ("available_bytes", "free"),
         ("capacity_bytes", "total"),
     )
-    return ", ".join(f"{gib(int(domain[name]))} {text}" for name, text in words if domain.get(name) is not None)
+    figures = [f"{gib(int(domain[name]))} {text}" for name, text in words if domain.get(name) is not None]
+    owners = [f"{owner['name']} {gib(int(owner['bytes']))} {owner['phase']}" for owner in domain.get("owners") or ()]
+    return "\n".join((", ".join(figures), *owners))
 
 
 def inspect_deployment(name: str, /, *, common: Common = PLAIN) -> None:
