@@ -66,7 +66,7 @@ HOSTS = [
     attrs.evolve(
         card_host(30, 20, system=40, reserve=4, max_parked=2),
         domains={
-            one: attrs.evolve(limits, parked_bytes=Bytes(9 if one != SYSTEM else 14))
+            one: attrs.evolve(limits, parked_bytes=Bytes(7 if one != SYSTEM else 14))
             for one, limits in card_host(30, 20, system=40, reserve=4).domains.items()
         },
     )
@@ -373,7 +373,7 @@ class LedgerModel(RuleBasedStateMachine):
             self.policy.domains[GPU0],
             managed_bytes=Bytes(managed),
             reserve_bytes=Bytes(reserve),
-            parked_bytes=Bytes(min(9, managed)),
+            parked_bytes=Bytes(min(7, managed)),
         )
         policy = attrs.evolve(self.policy, domains={**self.policy.domains, GPU0: gpu0})
         most = {
@@ -499,7 +499,7 @@ def act(life: LedgerModel, name: str, rng: random.Random) -> bool:
         "prove_gone": {"pick": pick, "how": rng.choice([gone, never, rebooted])},
         "measure": {"pick": pick, "domain": rng.choice([GPU0, GPU1]), "amount": rng.randrange(26)},
         "publish": {"managed": rng.choice([30, 30, 30, 40, 24]), "reserve": rng.choice([4, 4, 0, 6])},
-        "foreign_memory": {"domain": rng.choice(DOMAINS), "amount": rng.choice([0, 0, 3, 9, 30])},
+        "foreign_memory": {"domain": rng.choice(DOMAINS), "amount": rng.choice([0, 0, 0, 3, 9, 30])},
         "wait": {"later": rng.choice([1, 30_000])},
         "look_ahead": {},
         "arm_an_old_proposal": {"which": rng.randrange(50)},
@@ -531,7 +531,7 @@ def claims(life: LedgerModel) -> None:
 
 def test_long_lives_keep_the_claims_and_meet_every_check():
     met: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(10):
         met += walk(seed, 1_200)
     print(dict(sorted(met.items())))
     reachable = {row.name for row in CHECKS} - NOT_HERE

@@ -125,13 +125,23 @@ def test_only_the_end_of_a_run_frees_its_charge(present, proof):
     assert after.epoch == ledger.epoch + 1
 
 
-@pytest.mark.parametrize("wrong", [usable("a", 2), usable("b"), usable("a", 0)])
+OTHER_RUNS = [usable("a", 2), usable("b"), usable("a", 0)]
+
+
+@pytest.mark.parametrize("wrong", OTHER_RUNS)
 def test_a_proof_of_another_run_lowers_nothing(wrong):  # M7, invariant 20
     ledger = at(Phase.COLD)
     with pytest.raises(InvariantBroken, match="proof is of the run"):
         settle_down(ledger, owner("a"), Phase.READY, wrong)
     with pytest.raises(InvariantBroken, match="proof is of the run"):
         release(ledger, owner("a"), attrs.evolve(gone("a"), incarnation=wrong.incarnation))
+
+
+def test_a_parked_model_is_not_ready_because_it_answers():
+    """Even where ready costs no more than parked: the way back is a wake, which takes the device again."""
+    ledger = parked(ledger_of(pool_host()), "a", plan(20, 5, 5))
+    with pytest.raises(InvariantBroken, match="settles parked to ready"):
+        settle_down(ledger, owner("a"), Phase.READY, usable("a"))
 
 
 def test_a_lowered_row_names_its_proof():  # M7
