@@ -23,10 +23,11 @@ from capyctl.router.desk import Arrival, Model, Place, Waiting
 from capyctl.server.clock import Clock
 from capyctl.server.store import Finished
 
-Published = Callable[[DeploymentId], str]
-"""The state that users see of a deployment: ready, starting, parked, …"""
+Queued = Callable[[RequestId], tuple[str, int] | None]
+"""(the state that users see of its deployment, its place from 1) of a request that waits, else None."""
 
-UNKNOWN: Final = "unknown"
+RUNNING: Final = "ready"
+"""Of a request that waits for nothing any more: its engine works on the answer."""
 
 
 @attrs.define(eq=False)
@@ -108,7 +109,7 @@ class Desk:
 
     book: Book
     clock: Clock
-    published: Published
+    queued: Queued
     record: Callable[[Finished], None]
     feed: Callable[[events.Event], None]
     accepting: bool = True
@@ -149,20 +150,14 @@ class Desk:
 
     def waiting(self, request: RequestId) -> Waiting:
         """State of what it waits for, its place in the queue (1 is next), and an estimate where there is one."""
-        state = self.book.requests.get(request)
-        if state is None or state.deployment is None:
-            return Waiting(state=UNKNOWN, position=0, estimate_s=None)
-        ahead = 0
-        for other in self.book.traffic.queue(state.deployment).waiting:
-            ahead += 1
-            if other == request:
-                break
-        published = self.published(state.deployment)
-        return Waiting(state=published, position=ahead, estimate_s=self._estimate_s(state.deployment))
+        state, queued = self.book.requests.get(request), self.queued(request)
+        if queued is None or state is None or state.deployment is None:
+            return Waiting(state=RUNNING, position=0, estimate_s=None)
+        return Waiting(state=queued[0], position=queued[1], estimate_s=self._estimate_s(state.deployment))
 
     def _estimate_s(self, deployment: DeploymentId) -> int | None:
         """Seconds until the start in progress must have ended: an upper bound, or None when nothing is in progress."""
-        bounds = [row.machine.run.deadline_ms for _, row in self.book.of(deployment) if row.machine.in_progress]
+        bounds = [row.run.deadline_ms for _, row in self.book.of(deployment) if row.in_progress]
         known = [bound for bound in bounds if bound is not None]
         return max(0, math.ceil((min(known) - self.clock()) / 1000)) if known else None
 

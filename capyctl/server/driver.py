@@ -145,6 +145,8 @@ class Driver:
     _armed_ms: Millis | None = None  # what the timer task sleeps for
     _rearm: trio.Event = attrs.field(factory=trio.Event)
     _tick_pause_s: float = 0.0
+    _moved: trio.Event = attrs.field(factory=trio.Event)
+    _rest: trio.Event = attrs.field(factory=trio.Event)
 
     # --- facts in --------------------------------------------------------------------------------
 
@@ -190,6 +192,15 @@ class Driver:
         """Start nothing on hosts any more; facts are still taken and stored."""
         self._closing = True
 
+    async def moved(self) -> None:
+        """Return once some machine has moved: look again then."""
+        await self._moved.wait()
+
+    async def rested(self) -> None:
+        """Return once no order to a host is being performed."""
+        while self._lanes:
+            await self._rest.wait()
+
     # --- one step --------------------------------------------------------------------------------
 
     def _step(self, event: events.Event) -> None:
@@ -202,6 +213,9 @@ class Driver:
             self._tick_pause_s = 0.0
         for move in step.moves:
             self._say(move, step.orders)
+        if step.moves:
+            self._moved.set()
+            self._moved = trio.Event()
         waits = [order for order in step.orders if not isinstance(order, orders.RouterOrder)]
         commit = self.store.append(event, step.changed, event.now_ms, waited=bool(waits))
         for order in step.orders:
@@ -326,6 +340,8 @@ class Driver:
                 queue.popleft()
         finally:
             del self._lanes[lane]
+            self._rest.set()
+            self._rest = trio.Event()
 
     async def _perform(self, order: orders.HostOrder, commit: CommitLike) -> None:
         """Send it once; whatever happens, it has exactly one outcome."""

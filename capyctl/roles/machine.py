@@ -1,0 +1,145 @@
+"""The host half of a role: who this machine is, what it may hold, and the agent over its engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from capyctl import ulid
+from capyctl.checkpoints.store import CheckpointStore
+from capyctl.documents import places
+from capyctl.documents.settings import StandaloneSettings
+from capyctl.documents.standalone import HostHalf
+from capyctl.engines.registry import Registry
+from capyctl.errors import Failure, Refusal
+from capyctl.fsm.types import HostId
+from capyctl.host.agent import HostAgent
+from capyctl.host.devices import Observer, host_policy
+from capyctl.host.ingress import Ingress, UpstreamEnded
+from capyctl.host.journal import Journal, open_journal
+from capyctl.host.ports import PortLeases
+
+IDENTITY_FILE: Final = "host.json"
+DIGESTS_FILE: Final = "digests.json"
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
+
+
+@attrs.frozen(kw_only=True)
+class Machine:
+    """The parts of the host half that the role wires up."""
+
+    agent: HostAgent
+    registry: Registry
+    ingress: Ingress
+    journal: Journal
+
+
+def machine_name() -> str:
+    """This machine's own name, as a host may be called."""
+    name = _NOT_IN_NAMES.sub("-", socket.gethostname().lower()).strip("-._")[:64]
+    return name or "local"
+
+
+def host_identity(state_dir: Path, name: str) -> HostId:
+    """The host's id, made at the first start; the name it was made for must still be the machine's.
+
+    Raises: Refusal `host_name_changed`: a state that was copied to another machine must not speak for this one.
+    """
+    path = state_dir / IDENTITY_FILE
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        identity, known = str(stored["host_id"]), str(stored["name"])
+    except FileNotFoundError:
+        identity = ulid.fresh()
+        places.write_new(str(path), json.dumps({"host_id": identity, "name": name}) + "\n")
+        return HostId(identity)
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise Failure("internal", f"{path} cannot be read: {wrong}") from None
+    if known != name:
+        raise Refusal(
+            "host_name_changed",
+            f"this state belongs to the host {known}, and this machine is called {name}; "
+            "in a container keep the host name (--hostname), elsewhere start with a new --state-dir",
+        )
+    return HostId(identity)
+
+
+@asynccontextmanager
+async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded) -> AsyncIterator[Machine]:
+    """The host half, ready to run: `agent.run` is not started yet.
+
+    Raises: Refusal when the machine, its document, its engines file or its journal cannot be used.
+    """
+    half = settings.document.host
+    _check_this_release(half, settings)
+    state_dir, models = Path(settings.places.host), Path(settings.models_dir)
+    name = str(half.name) if half.name != "local" else machine_name()
+    host = await trio.to_thread.run_sync(host_identity, state_dir, name)
+    observer = Observer()
+    memory, cards = await observer.discover()
+    system = half.resource_policy.memory.system
+    policy = host_policy(
+        host,
+        name,
+        memory,
+        cards,
+        managed_limit=system.managed_limit,
+        free_reserve=system.free_reserve,
+        parked_limit=system.parked_limit,
+    )
+    registry = Registry(
+        Path(settings.engines_file),
+        stated=half.runtime_profiles,
+        stated_in=os.path.basename(settings.document_path),
+        local=half.local_engine,
+        models_root=models,
+        telemetry=half.engine_telemetry == "allow",
+    )
+    await trio.to_thread.run_sync(registry.measure_own)
+    await trio.to_thread.run_sync(registry.reload)
+    ingress = Ingress(on_upstream_ended=on_upstream_ended)
+    journal = await open_journal(state_dir / "journal.sqlite3")
+    ports = half.resource_policy.endpoint_port_range
+    try:
+        yield Machine(
+            agent=HostAgent(
+                host=host,
+                name=name,
+                policy=policy,
+                memory_source=memory.source,
+                state_dir=state_dir,
+                models_root=models,
+                registry=registry,
+                checkpoints=CheckpointStore(state_dir / DIGESTS_FILE, models, registry.fixed_args),
+                journal=journal,
+                ingress=ingress,
+                observer=observer,
+                ports=PortLeases(ports.start, ports.end),
+                lifecycle_activation=half.lifecycle.activation,
+            ),
+            registry=registry,
+            ingress=ingress,
+            journal=journal,
+        )
+    finally:
+        with trio.CancelScope(shield=True):
+            await journal.close()
+
+
+def _check_this_release(half: HostHalf, settings: StandaloneSettings) -> None:
+    """Refuse what this release would otherwise silently not do, where that is a promise about privacy."""
+    if half.engine_logs == "memory" or half.retention == "zero":
+        raise Refusal(
+            "unsupported", "host.engine_logs: memory and host.retention: zero are not in this release; logs are files"
+        )
+    if settings.debug_engine_logs:
+        raise Refusal("unsupported", "--debug-engine-logs is not in this release; engine logs are redacted")

@@ -1,0 +1,382 @@
+"""The standalone role: server and host in one process, over a memory channel.
+
+Lifetimes nest. The store outlives the host's agent, which outlives the driver, which outlives the
+listeners: whoever ends can still record what became of it. Engines are in none of these lifetimes: they go
+on, and the next start finds them in the host's journal.
+
+At a start nothing is assumed from before. The world is loaded from its rows, every order without an outcome
+is lost, every engine is looked at again, and only then the role says that it is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from capyctl import router
+from capyctl.control import events, views
+from capyctl.control.book import Settings
+from capyctl.control.records import RECORDS
+from capyctl.control.traffic import QueueLimits
+from capyctl.control.world import World
+from capyctl.documents import places, standalone
+from capyctl.documents.places import Credentials
+from capyctl.documents.scalars import SocketAddress
+from capyctl.documents.settings import StandaloneSettings
+from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.fsm.types import Activation, Bytes, HostId, Incarnation, Lane, Millis, RequestId
+from capyctl.host import logs
+from capyctl.ledger import limits
+from capyctl.ledger.shortfall import Shortfall
+from capyctl.roles.machine import Machine, machine
+from capyctl.roles.ready import Ready, announce, tell_service_manager, warn_open
+from capyctl.server import clock as clocks
+from capyctl.server import log as logging
+from capyctl.server.control_socket import ControlSocket
+from capyctl.server.deploy import Allowed
+from capyctl.server.desk import Desk
+from capyctl.server.driver import Driver
+from capyctl.server.hosts import HostLinks, listener
+from capyctl.server.keys import KeyRing
+from capyctl.server.listener import serve_management
+from capyctl.server.lock import held
+from capyctl.server.management import build_management
+from capyctl.server.services import RoleFacts, Services
+from capyctl.server.store import STORE_FILE, Store
+from capyctl.session import messages
+from capyctl.session.memory import MemoryLink
+
+ROLE: Final = "standalone"
+LOCK_FILE: Final = "role.lock"
+RECOVERY_LIMIT_S: Final = 30.0
+"""How long the role waits for its first look at engines of before; those that answer later open their gates later."""
+
+log = logging.Log("role")
+
+
+def run(settings: StandaloneSettings, *, format: str) -> int:
+    """Run the role in the foreground until it is told to stop; its exit status.
+
+    Args:
+      format: `text` or `json`, of everything on stderr.
+    Raises: CapyError when it cannot start, or when it must not go on.
+    """
+    logging.configure(format)
+    os.umask(0o077)
+    try:
+        with held(_prepared(settings), ROLE):
+            trio.run(_role, settings, format)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    return 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the role, taken out of the nurseries around it: ours first."""
+    ours, rest = group.split(CapyError)
+    inner = (ours or rest or group).exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _prepared(settings: StandaloneSettings) -> Path:
+    """The state root, checked; the lock's place in it."""
+    root = settings.places.root
+    places.make_private(root)
+    if (wrong := places.unsafe(root)) is not None:
+        raise Refusal("unsafe_file", f"the state directory cannot be used: {wrong}")
+    return Path(root) / LOCK_FILE
+
+
+def _first_start(settings: StandaloneSettings) -> Credentials:
+    """Everything that a first start writes; a later one finds it. The lock is held."""
+    where = settings.places
+    for directory in (where.run, where.server, where.host):
+        places.make_private(directory)
+    if settings.generated:
+        places.make_private(os.path.dirname(settings.document_path))
+        places.write_new(settings.document_path, standalone.GENERATED)
+    served_before = os.path.exists(os.path.join(where.server, STORE_FILE))
+    credentials = places.establish_credentials(where, served_before=served_before)
+    try:
+        os.makedirs(settings.models_dir, mode=0o755, exist_ok=True)
+    except OSError as wrong:
+        raise Refusal("invalid_config", f"the models directory {settings.models_dir}: {wrong.strerror}") from None
+    return credentials
+
+
+# --- wiring ----------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class _Stopping:
+    """`asked` at the first signal, `hurry` at the second."""
+
+    asked: trio.Event = attrs.field(factory=trio.Event)
+    hurry: trio.Event = attrs.field(factory=trio.Event)
+
+    async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("role.stopping", signal=signal.Signals(number).name, again=self.asked.is_set())
+                (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+async def _role(settings: StandaloneSettings, form: str) -> None:
+    stopping = _Stopping()
+    credentials = _first_start(settings)
+    clock = clocks.steady()
+    store = Store(Path(settings.places.server), RECORDS)
+    try:
+        world = World.load(store.load(), now_ms=clock(), settings=world_settings(settings))
+        links = HostLinks(world.book, clock)
+        driver = Driver(world, store, links, clock)
+        desk = Desk(
+            book=world.book,
+            clock=clock,
+            queued=partial(views.waiting, world),
+            record=store.finished,
+            feed=driver.feed,
+        )
+        driver.gates = desk
+        async with machine(settings, partial(_upstream_ended, desk)) as here, trio.open_nursery() as outer:
+            _check_limits(world, here)
+            await outer.start(stopping.watch)
+            await outer.start(store.run)
+            services = _services(settings, credentials, driver, world, store, desk, here, clock)
+            await _serve(settings, form, stopping, services, links, here)
+            outer.cancel_scope.cancel()
+    finally:
+        store.close()
+    log.info("role.stopped")
+
+
+def _upstream_ended(desk: Desk, request: RequestId, half_closed_at_ms: Millis, eof_at_ms: Millis) -> None:
+    desk.upstream_ended(request, half_closed_at_ms, eof_at_ms)
+
+
+def world_settings(settings: StandaloneSettings) -> Settings:
+    """What the document decides for control."""
+    server, queue = settings.document.server, settings.document.host.resource_policy.queue
+    idle = server.lifecycle_defaults
+    return Settings(
+        queue=QueueLimits(
+            pending_per_deployment=queue.max_pending_per_deployment,
+            pending_total=queue.max_pending_total,
+            buffered_bytes=Bytes(queue.max_buffered_bytes_total.bytes),
+        ),
+        admission_window_ms=Millis(queue.admission_window.ms),
+        request_deadline_ms=Millis(queue.request_deadline.ms),
+        drain_timeout_ms=Millis(server.switching.drain_timeout.ms),
+        ready_idle_ms=None if idle.ready_idle_timeout is None else Millis(idle.ready_idle_timeout.ms),
+        parked_idle_ms=None if idle.parked_idle_timeout is None else Millis(idle.parked_idle_timeout.ms),
+    )
+
+
+def _check_limits(world: World, here: Machine) -> None:
+    """Limits below what running models hold are refused until they stop; nothing is ended to make them true."""
+    short = limits.set_policy(world.book.ledger, here.agent.policy)
+    if isinstance(short, Shortfall):
+        raise Refusal(short.code, f"the memory limits cannot be put in force: {short.message()}")
+
+
+def _services(
+    settings: StandaloneSettings,
+    credentials: Credentials,
+    driver: Driver,
+    world: World,
+    store: Store,
+    desk: Desk,
+    here: Machine,
+    clock: clocks.Clock,
+) -> Services:
+    inference = settings.document.server.listeners.inference
+    allowed = Allowed(
+        host=here.agent.host,
+        name=here.agent.name,
+        activation=Activation(settings.document.host.lifecycle.activation),
+    )
+
+    async def log_tail(lane: Lane, kib: int) -> str:
+        generation = world.book.instances[lane].machine.run.generation
+        record = None if generation is None else await here.journal.launch(Incarnation(lane, generation))
+        if record is None:
+            raise FileNotFoundError(str(lane))
+        return await trio.to_thread.run_sync(logs.tail, Path(record.log_path), kib)
+
+    return Services(
+        driver=driver,
+        world=world,
+        store=store,
+        desk=desk,
+        registry=here.registry,
+        keys=KeyRing(credentials.api_key, store, open=inference.authentication == "none"),
+        host=here.agent.host,
+        allowed=[allowed],
+        admin_token=credentials.admin_token,
+        clock=clock,
+        request_deadline_ms=Millis(settings.document.host.resource_policy.queue.request_deadline.ms),
+        log_tail=log_tail,
+        announce_profiles=here.agent.announce_profiles,
+    )
+
+
+# --- the life of the role ----------------------------------------------------------------------------
+
+
+async def _serve(
+    settings: StandaloneSettings,
+    form: str,
+    stopping: _Stopping,
+    services: Services,
+    links: HostLinks,
+    here: Machine,
+) -> None:
+    driver = services.driver
+    async with trio.open_nursery() as hosts:
+        await hosts.start(here.agent.run)
+        link = MemoryLink(here.agent)
+        inbox = _Inbox(listener(links, driver.feed))
+        await hosts.start(link.run, inbox.hear)
+        links.links[here.agent.host] = link
+        async with trio.open_nursery() as effects:
+            await effects.start(driver.run)
+            await _begin(services, link, here.agent.host)
+            inbox.open()
+            async with trio.open_nursery() as doors:
+                await _open_doors(doors, settings, form, stopping, services, here)
+                tell_service_manager("READY=1")
+                await stopping.asked.wait()
+                tell_service_manager("STOPPING=1")
+                services.desk.accepting = False
+            # Both listeners have ended: what was running finished, or was cut within its grace.
+            driver.close()
+            effects.cancel_scope.cancel()
+        hosts.cancel_scope.cancel()
+
+
+@attrs.define(eq=False)
+class _Inbox:
+    """Keeps a host's news back until the world knows that a new session began."""
+
+    _deliver: Callable[[messages.Report], None]
+    _kept: list[messages.Report] | None = attrs.field(factory=list)
+
+    def hear(self, report: messages.Report) -> None:
+        if self._kept is None:
+            self._deliver(report)
+        else:
+            self._kept.append(report)
+
+    def open(self) -> None:
+        kept, self._kept = self._kept or [], None
+        for report in kept:
+            self._deliver(report)
+
+
+async def _begin(services: Services, link: MemoryLink, host: HostId) -> None:
+    """A new controller session over the stored world, then the host's session."""
+    driver, now_ms = services.driver, services.clock
+    session = services.world.book.session + 1
+    driver.feed(events.ControllerStarted(session=session, now_ms=now_ms()))
+    found = await link.call(messages.Inspect(command_id=f"inspect:{session}"))
+    if not isinstance(found, messages.Inventory):
+        raise Failure("internal", f"the host {host} does not say what it has")
+    driver.feed(events.HostOnline(policy=found.policy, boot_id=found.boot_id, now_ms=now_ms()))
+
+
+async def _open_doors(
+    doors: trio.Nursery,
+    settings: StandaloneSettings,
+    form: str,
+    stopping: _Stopping,
+    services: Services,
+    here: Machine,
+) -> None:
+    """Bind and serve every listener; return once engines of before were looked at, and say that it is ready."""
+    listeners = settings.document.server.listeners
+    inference, management = listeners.inference, listeners.management
+    if inference.authentication == "none" and not inference.bind.loopback:
+        warn_open(str(inference.bind), form)
+    await doors.start(ControlSocket(Path(settings.places.control_socket), services).serve)
+    bound = await doors.start(partial(_serve_inference, inference.bind, settings, stopping, services, here))
+    admin = await doors.start(
+        partial(
+            serve_management,
+            build_management(services),
+            management.bind.host,
+            management.bind.port,
+            stopping=stopping.asked,
+        )
+    )
+    services.facts = RoleFacts(
+        role=ROLE,
+        state_dir=settings.places.root,
+        inference=bound,
+        inference_auth=inference.authentication,
+        management=admin,
+        document=settings.document_path,
+        rows=settings.rows,
+    )
+    with trio.move_on_after(RECOVERY_LIMIT_S):
+        await services.driver.rested()
+    places.replace(settings.places.management_address, f"{admin}\n")
+    announce(
+        Ready(
+            role=ROLE,
+            inference=bound,
+            key_required=inference.authentication != "none",
+            management=admin,
+            engines=[profile.name for profile in here.registry.profiles()],
+            state=settings.places.root,
+            credentials=settings.places.credentials,
+        ),
+        form,
+    )
+
+
+async def _serve_inference(
+    bind: SocketAddress,
+    settings: StandaloneSettings,
+    stopping: _Stopping,
+    services: Services,
+    here: Machine,
+    *,
+    task_status: trio.TaskStatus[str],
+) -> None:
+    """The inference listener, until what runs has ended."""
+    server, queue = settings.document.server, settings.document.host.resource_policy.queue
+    app = router.build_app(
+        services.desk,
+        here.ingress,
+        services.keys,
+        settings=router.Settings(
+            stream_idle_seconds=queue.stream_idle_timeout.ms / 1000,
+            piece_bytes_max=server.relay.max_piece.bytes,
+            origins=frozenset(server.listeners.inference.allowed_origins),
+        ),
+    )
+    async with trio.open_nursery() as nursery:
+        try:
+            (address,) = await nursery.start(
+                partial(
+                    router.serve,
+                    app,
+                    str(bind),
+                    stopping=stopping.asked,
+                    hurry=stopping.hurry,
+                    drain_seconds=settings.document.shutdown.drain_timeout.ms / 1000,
+                )
+            )
+        except CapyError as error:
+            if error.code == "port_conflict":  # that code is an engine's port; this one ends the start
+                raise Refusal("unavailable", f"the inference listener cannot use {bind}: it is in use") from None
+            raise
+        task_status.started(address)

@@ -1,0 +1,131 @@
+"""A deployment document and what hosts publish, as the Spec that control decides by.
+
+Everything that can be refused without measuring the checkpoint is refused here, before anything is
+stored: unknown profiles, options nobody approved, hosts that do not exist, deadlines above the host's.
+Source: config 7; engines 2.9, 3, 4.2; api 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from capyctl.control.spec import Spec, Traits
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.scalars import Name
+from capyctl.engines.check import check_deployment
+from capyctl.engines.registered import Registered
+from capyctl.errors import Refusal
+from capyctl.fsm.types import Activation, HostId, Millis, Residency
+from capyctl.server.hosts import local_model
+from capyctl.units import Duration
+
+
+class FamilyLike(Protocol):
+    """What a family can prove."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+
+class Profiles(Protocol):
+    """The published profiles."""
+
+    def profiles(self) -> Sequence[Registered]: ...
+
+    def registered(self, profile: str) -> Registered:
+        """Raises: Refusal `profile_not_published` naming those that are there."""
+
+    def family_of(self, profile: str) -> FamilyLike: ...
+
+
+@attrs.frozen(kw_only=True)
+class Allowed:
+    """A host that deployments may run on."""
+
+    host: HostId
+    name: str
+    activation: Activation = Activation.ON_DEMAND
+
+
+def accept(
+    config: Mapping[str, Any], profiles: Profiles, hosts: Sequence[Allowed], request_deadline_ms: Millis
+) -> Spec:
+    """Check a deployment document against everything that is known before its checkpoint is.
+
+    Args:
+      config: the document as plain data, from a strict parser.
+      hosts: every enrolled host, in preference order.
+      request_deadline_ms: the hosts' bound; a deployment may state a shorter one.
+    Raises: Refusal with the document's, the profile's or the placement's code; nothing is stored then.
+    """
+    document = parse_deployment(config, "config")
+    _check_this_release(document)
+    registered = profiles.registered(document.profile)
+    check_deployment(document, registered)
+    traits = profiles.family_of(registered.name).traits
+    name = Name(registered.name)  # a family word is settled now: registering a second engine changes no deployment
+    completed = attrs.evolve(document, engine=name, runtime_profile=name).completed()
+    allowed = _allowed(completed, hosts)
+    explicit = completed.lifecycle.activation == "explicit" or any(
+        host.activation is Activation.EXPLICIT for host in allowed
+    )
+    return Spec(
+        name=completed.name,
+        routes=tuple(completed.routes),
+        profile=registered.name,
+        traits=traits,
+        document=completed.canonical(),
+        api=completed.api,
+        activation=Activation.EXPLICIT if explicit else Activation.ON_DEMAND,
+        warm=completed.lifecycle.warm,
+        residency=_residency(completed, traits),
+        instances=completed.instances,
+        hosts=tuple(host.host for host in allowed),
+        max_per_host=completed.placement.max_per_host,
+        request_deadline_ms=_deadline(completed, request_deadline_ms),
+    )
+
+
+def _check_this_release(document: Deployment) -> None:
+    local_model(document)
+    if document.topology.ranks > 1 or len(document.devices) > 1:
+        raise Refusal("multi_gpu_unsupported", f"{document.name}: one instance uses one device in this release")
+    if document.lmcache == "required":
+        raise Refusal("capability_missing:lmcache", f"{document.name}: no engine of this release runs with LMCache")
+
+
+def _allowed(document: Deployment, hosts: Sequence[Allowed]) -> list[Allowed]:
+    known = {host.name: host for host in hosts}
+    unknown = [name for name in document.placement.hosts if name not in known]
+    if unknown:
+        raise Refusal(
+            "not_found",
+            f"{document.name}: placement.hosts: there is no host {unknown[0]}; known: {', '.join(known) or 'none'}",
+        )
+    if document.placement.selector:
+        raise Refusal("host_ineligible", f"{document.name}: placement.selector: no host has these labels")
+    found = [known[name] for name in document.placement.hosts] or list(hosts)
+    if not found:
+        raise Refusal("host_ineligible", f"{document.name}: no host is connected")
+    return found
+
+
+def _residency(document: Deployment, traits: Traits) -> Residency:
+    if document.residency is not None:
+        return Residency(document.residency)
+    return Residency.DEEP if traits.parks else Residency.RESTART_ONLY
+
+
+def _deadline(document: Deployment, most_ms: Millis) -> Millis | None:
+    stated = document.request_deadline
+    if stated is None:
+        return None
+    if stated.ms > most_ms:
+        raise Refusal(
+            "invalid_config",
+            f"{document.name}: request_deadline: is {stated}; the host's bound is {Duration(most_ms)}",
+        )
+    return Millis(stated.ms)

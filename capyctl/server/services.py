@@ -1,0 +1,318 @@
+"""What the management API and the control socket may do and see: one object over the running role.
+
+Views come from control, as plain data; what control does not know (engine versions, listeners, settings,
+logs) is added here. Nothing here changes the world but by feeding it an event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from capyctl import __version__, ulid
+from capyctl.control import events, orders, views
+from capyctl.control.spec import Spec
+from capyctl.control.world import World
+from capyctl.documents.paths import Row
+from capyctl.engines.registered import Registered
+from capyctl.engines.registry import Registry
+from capyctl.errors import Failure, Refusal
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, SwitchId
+from capyctl.server import deploy, figures
+from capyctl.server.clock import Clock
+from capyctl.server.desk import Desk
+from capyctl.server.driver import CommandEvent, Driver
+from capyctl.server.keys import KeyRing
+from capyctl.server.store import Store
+
+REDACTED: Final = "<redacted>"
+DRAIN_LIMIT_S: Final = 900.0
+
+LogTail = Callable[[Lane, int], Awaitable[str]]
+"""(lane, KiB) -> the last lines of its engine's log, redacted. Raises FileNotFoundError when there is none."""
+
+
+@attrs.frozen(kw_only=True)
+class RoleFacts:
+    """What a role says of itself. Addresses as bound."""
+
+    role: str
+    state_dir: str
+    inference: str
+    inference_auth: str
+    management: str
+    document: str
+    rows: Sequence[Row] = attrs.field(default=(), repr=False)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Services:
+    """A running role, as its own interfaces see it. `facts` are set once the listeners are bound."""
+
+    driver: Driver
+    world: World
+    store: Store
+    desk: Desk
+    registry: Registry
+    keys: KeyRing
+    host: HostId
+    allowed: Sequence[deploy.Allowed]
+    admin_token: str = attrs.field(repr=False)
+    clock: Clock
+    request_deadline_ms: Millis
+    log_tail: LogTail
+    announce_profiles: Callable[[], None]
+    facts: RoleFacts | None = None
+
+    # --- commands --------------------------------------------------------------------------------
+
+    async def submit(self, event: CommandEvent) -> orders.Receipt:
+        """Give a command to the world. Raises: CapyError as the driver says."""
+        return await self.driver.submit(event)
+
+    def recall(self, command: events.Command) -> orders.Receipt | None:
+        """The receipt that this command was given before. Raises: Refusal `idempotency_conflict`."""
+        known = self.world.book.receipts.get(command.key)
+        if known is None:
+            return None
+        if known.digest != command.digest:
+            raise Refusal(
+                "idempotency_conflict",
+                "this request identity was used for another command; leave it out, or repeat that command",
+            )
+        return known.receipt
+
+    def accept(self, config: Mapping[str, Any]) -> Spec:
+        """A deployment document as a Spec. Raises: Refusal."""
+        return deploy.accept(config, self.registry, self.allowed, self.request_deadline_ms)
+
+    async def drain_all(self, command: events.Command) -> orders.Receipt:
+        """Stop every engine of this machine with proof. Its deployments start again on request."""
+        receipt = await self.submit(events.DrainAsked(command=command, host=self.host, now_ms=self.clock()))
+        again = attrs.evolve(command, key=f"{command.key} undrain")
+        await self.submit(events.DrainAsked(command=again, host=self.host, undrain=True, now_ms=self.clock()))
+        return receipt
+
+    # --- views -----------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> str:
+        """Position of the newest durable input."""
+        return self.store.cursor
+
+    def snapshot(self) -> dict[str, Any]:
+        """The durable world as one coherent value."""
+        return views.snapshot(self.world, self.clock())
+
+    def deployments(self) -> list[dict[str, Any]]:
+        """Every deployment's view, by id."""
+        rows = views.deployments(self.world, self.clock())
+        return sorted((self._with_engine(row) for row in rows), key=lambda row: str(row["id"]))
+
+    def deployment(self, identity: DeploymentId) -> dict[str, Any]:
+        """One deployment's view. Raises: Refusal `not_found`."""
+        view = views.deployment(self.world, identity, self.clock())
+        if view is None:
+            raise Refusal("not_found", f"there is no deployment {identity}")
+        return self._with_engine(view)
+
+    def operation(self, identity: OperationId) -> dict[str, Any]:
+        """One operation. Raises: Refusal `not_found`."""
+        view = views.operation(self.world, identity)
+        if view is None:
+            raise Refusal("not_found", f"there is no operation {identity}")
+        return view
+
+    def hosts(self) -> dict[str, Any]:
+        """Every host."""
+        names = [profile.name for profile in self.registry.profiles()]
+        known = {
+            "binary_version": __version__,
+            "compatibility": "supported",
+            "engines": names,
+        }
+        return {"server_version": __version__, "hosts": [{**row, **known} for row in views.hosts(self.world)]}
+
+    def load(self, deployment: str | None) -> dict[str, Any]:
+        """Live load. Raises: Refusal `not_found` for an id that names no deployment."""
+        body = views.load(self.world, self.clock())
+        if deployment is None:
+            return body
+        rows = [row for row in body["deployments"] if row["deployment_id"] == deployment]
+        if not rows:
+            raise Refusal("not_found", f"there is no deployment {deployment}")
+        return {**body, "deployments": rows}
+
+    def engines(self) -> list[dict[str, Any]]:
+        """Published profiles, and which deployments use them."""
+        (host,) = [allowed.name for allowed in self.allowed if allowed.host == self.host]
+        return [
+            {
+                "host": host,
+                "profile": profile.name,
+                "engine": profile.engine,
+                "version": profile.version,
+                "custom": profile.custom,
+                "deep_park": profile.deep_park,
+                "state": "published",
+                "published": True,
+                "source": profile.source,
+                "revision": profile.revision,
+                "fingerprint": profile.fingerprint,
+                "executable": profile.executable,
+                "installation_drift": profile.profile.security.installation_drift,
+                "deployments": self._using(profile.name),
+            }
+            for profile in self.registry.profiles()
+        ]
+
+    def effective_config(self, identity: DeploymentId) -> dict[str, Any]:
+        """What a deployment's revision resolved to; values of its engine's environment are not shown."""
+        row = self.world.book.deployments.get(identity)
+        if row is None:
+            raise Refusal("not_found", f"there is no deployment {identity}")
+        document = json.loads(row.spec.document)
+        env = document.get("engine_config", {}).get("env")
+        if env:
+            document["engine_config"]["env"] = dict.fromkeys(env, REDACTED)
+        return {
+            "deployment_id": identity,
+            "revision": str(row.state.revision),
+            "profile": row.spec.profile,
+            "digest": row.digest,
+            "document": document,
+            "plans": {
+                host: {
+                    "context_tokens": plan.context_tokens,
+                    "context_reason": plan.context_reason,
+                    "slots": plan.slots,
+                    "initialize_ms": plan.initialize_ms,
+                    "wake_ms": plan.wake_ms,
+                    "phases": {
+                        phase.value: {
+                            "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
+                            "devices": [claim.device for claim in allocation.claims],
+                            "provenance": plan.provenance.get(phase),
+                        }
+                        for phase, allocation in plan.phases.items()
+                    },
+                    "facts": dict(plan.facts),
+                }
+                for host, plan in row.plans.items()
+            },
+        }
+
+    async def engine_log(self, identity: DeploymentId, instance: int, kib: int) -> dict[str, Any]:
+        """The end of an engine's log. Raises: Refusal `not_found`."""
+        lane = Lane(identity, instance)
+        if lane not in self.world.book.instances:
+            raise Refusal("not_found", f"there is no instance {lane}")
+        try:
+            text = await self.log_tail(lane, kib)
+        except FileNotFoundError:
+            raise Refusal("not_found", f"instance {lane} has no engine log") from None
+        return {"deployment_id": identity, "instance": instance, "text": text, "truncated": len(text) >= kib * 1000}
+
+    def installation(self) -> dict[str, Any]:
+        """Which program answers here, and where."""
+        facts = self._facts()
+        return {
+            "version": __version__,
+            "role": facts.role,
+            "state_dir": facts.state_dir,
+            "document": facts.document,
+            "inference": {"address": facts.inference, "authentication": facts.inference_auth},
+            "management": {"address": facts.management},
+            "faults": len(self.driver.faults),
+        }
+
+    def inference_listener(self) -> dict[str, Any]:
+        """Where clients send requests."""
+        facts = self._facts()
+        return {"address": facts.inference, "authentication": facts.inference_auth}
+
+    def settings_rows(self) -> list[dict[str, Any]]:
+        """Every setting of the role, its value and where it comes from."""
+        return [{"setting": row.path, "value": row.value, "source": row.source} for row in self._facts().rows]
+
+    def prometheus(self) -> str:
+        """The figures of the role as Prometheus text."""
+        return figures.render(self.world, self.desk, len(self.driver.faults))
+
+    def _facts(self) -> RoleFacts:
+        if self.facts is None:
+            raise Failure("unavailable", "the role is still starting")
+        return self.facts
+
+    def _with_engine(self, view: dict[str, Any]) -> dict[str, Any]:
+        spec = self.world.book.deployments[DeploymentId(view["id"])].spec
+        try:
+            registered: Registered = self.registry.registered(spec.profile)
+        except Refusal:
+            return {**view, "profile": spec.profile, "engine_note": "this profile is not registered any more"}
+        return {
+            **view,
+            "profile": spec.profile,
+            "engine_version": registered.version,
+            "engine_executable": registered.executable,
+        }
+
+    def _using(self, profile: str) -> list[str]:
+        return sorted(row.spec.name for row in self.world.book.deployments.values() if row.spec.profile == profile)
+
+    # --- engines, for the control socket ---------------------------------------------------------
+
+    async def reload_engines(self) -> dict[str, Any]:
+        """Read the engines file again. Raises: Refusal as the registry says; the profiles stay as they were then."""
+        await trio.to_thread.run_sync(self.registry.reload)
+        self.announce_profiles()
+        return {
+            "revision": self.registry.revision,
+            "warnings": list(self.registry.warnings),
+            "profiles": self.engines(),
+        }
+
+    async def retire_engine(self, profile: str, *, drain: bool) -> dict[str, Any]:
+        """Let go of a profile before it leaves the file: nothing may run on it.
+
+        Raises: Refusal `profile_in_use` naming the instances; `not_found`; Failure `unreconciled` when a drain does
+          not end in time.
+        """
+        if profile not in [row.name for row in self.registry.profiles()]:
+            raise Refusal("not_found", f"there is no engine profile {profile}")
+        running = self._running_on(profile)
+        if running and not drain:
+            names = ", ".join(self._shown(lane) for lane in running)
+            raise Refusal("profile_in_use", f"{profile} runs {names}. Stop them, or use --drain")
+        for identity in sorted({lane.deployment for lane in running}):
+            command = events.Command(
+                key=f"engine remove {profile} {ulid.fresh()}",
+                digest="",
+                operation=OperationId(ulid.fresh()),
+                switch=SwitchId(ulid.fresh()),
+            )
+            await self.submit(events.StopAsked(command=command, deployment=identity, now_ms=self.clock()))
+        with trio.move_on_after(DRAIN_LIMIT_S):
+            while self._running_on(profile):
+                await self.driver.moved()
+        if left := self._running_on(profile):
+            names = ", ".join(self._shown(lane) for lane in left)
+            raise Failure(
+                "unreconciled", f"{names} did not prove the stop within {DRAIN_LIMIT_S:.0f} s; {profile} stays"
+            )
+        return {"retired": profile, "stopped": [self._shown(lane) for lane in running]}
+
+    def _running_on(self, profile: str) -> list[Lane]:
+        book = self.world.book
+        return [
+            lane
+            for lane, row in sorted(book.instances.items())
+            if book.deployments[lane.deployment].spec.profile == profile and (row.has_launch or row.in_progress)
+        ]
+
+    def _shown(self, lane: Lane) -> str:
+        return f"{self.world.book.deployments[lane.deployment].spec.name}/{lane.index}"
