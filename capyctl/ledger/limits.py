@@ -18,9 +18,12 @@ def set_policy(ledger: Ledger, policy: HostPolicy) -> Ledger | Shortfall:
 
     Charges of owners whose state nobody knows are kept and not held against the limits: nothing is admitted
     beside them until the sum fits.
-    Returns: the next epoch's ledger, or the limit that present charges exceed, with figures.
+    Returns: the next epoch's ledger, the same one where these limits are in force already, or the limit that
+      present charges exceed, with figures.
     Raises: InvariantBroken for limits that cannot be.
     """
+    if ledger.policy(policy.host) == policy:
+        return ledger
     sound(policy)
     known = attrs.evolve(ledger, holdings={owner: held for owner, held in ledger.rows() if not held.uncertain})
     for domain in sorted({one for _, held in ledger.on(policy.host) for one in held.allocation.bytes}):
