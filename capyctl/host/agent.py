@@ -153,6 +153,8 @@ class HostAgent:
     def _adopt(self, engine: Engine) -> None:
         self._custody.engines[engine.incarnation] = engine
         self._spawn_task(self._follow, engine)
+        if engine.record.writer is not None:
+            self._spawn_task(identity.wait_gone, engine.record.writer)  # reaps it when it ends
         self._watch(engine)
 
     def _watch(self, engine: Engine) -> None:
@@ -512,7 +514,8 @@ class HostAgent:
 
     def announce_profiles(self) -> None:
         """Tell the server the merged profiles, after `engine add` or `engine remove`."""
-        self._say(m.ProfilesChanged(seen_at_ms=now_ms(), host=self.host, profiles=self.profiles()))
+        changed = m.ProfilesChanged(seen_at_ms=now_ms(), host=self.host, profiles=self.profiles())
+        self._spawn_task(self._send.send, changed)
 
     # --- news ----------------------------------------------------------------------------------------------
 
@@ -556,11 +559,11 @@ class HostAgent:
             await trio.sleep(DOMAINS_EVERY_S)
 
     def _say(self, report: m.Report) -> None:
-        """Send a sample, or drop and count it: the next one says more."""
-        try:
-            self._send.send_nowait(report)
-        except trio.WouldBlock:
+        """Send a sample, or drop and count it: the next one says more. Half of the channel is kept for news."""
+        if self._send.statistics().current_buffer_used >= REPORTS_MAX // 2:
             self.dropped_reports += 1
+        else:
+            self._send.send_nowait(report)
 
 
 def _exit_report(

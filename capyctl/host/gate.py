@@ -27,6 +27,8 @@ def main() -> None:
     os.close(GATE)
     os.closerange(VERDICT + 1, os.sysconf("SC_OPEN_MAX"))
     os.set_inheritable(VERDICT, False)
+    os.umask(0o077)
+    os.chdir("/")
     # Python ignores these two, and what is ignored stays ignored over an exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -119,6 +119,7 @@ class Journal:
         def write() -> None:
             with self._transaction() as db:
                 self._check_fence(db, command.incarnation)
+                self._drop_older(db, command.incarnation)
                 db.execute(
                     "INSERT INTO launch (deployment, idx, generation, command_id, digest, token, launch_id, command, "
                     "port, key, log_path, started_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -169,6 +170,16 @@ class Journal:
                 "lifecycle_conflict",
                 f"{incarnation} cannot start here: generation {newest} was already launched or refused",
             )
+
+    def _drop_older(self, db: sqlite3.Connection, incarnation: Incarnation) -> None:
+        """Launches of this lane that are gone: the newer row is the fence now, and their results replay by id."""
+        lane = _handle(incarnation)[:2]
+        db.execute(
+            "DELETE FROM process WHERE (deployment, idx, generation) IN (SELECT deployment, idx, generation "
+            "FROM launch WHERE deployment = ? AND idx = ? AND state = 'gone')",
+            lane,
+        )
+        db.execute("DELETE FROM launch WHERE deployment = ? AND idx = ? AND state = 'gone'", lane)
 
     async def spawned(
         self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...], writer: ProcessIdentity | None

@@ -123,6 +123,7 @@ class Launcher:
         launch_id = launch_id_of(command.incarnation)
         started_at = now_ms()
         await self.journal.arm(command, launch_id, facts.port, facts.key, facts.log_path, started_at)
+        logs.prune(facts.log_path)
         hidden = [facts.key, *logs.secret_values(prepared.rendered.env)]
         writer = logs.start_writer(facts.log_path, hidden)
         try:

@@ -24,6 +24,7 @@ from capyctl.host import identity, logwriter, process
 WRITER_PROGRAM = Path(__file__).with_name("logwriter.py")
 LAST_LINES = 20
 LAST_LINE_CHARS = 400
+LAUNCHES_KEPT = 5  # per instance; a crash loop must not fill the disk
 TAIL_BYTES_MAX = 256 << 10
 _SECRET_NAME = re.compile(r"(?i)secret|token|passw|passphrase|credential|(?:^|_)key(?:$|_)|apikey")
 SETTLE_S = 1.0  # how long a writer may need to write what a dead engine left in the pipe
@@ -47,6 +48,19 @@ def private_directory(path: Path) -> Path:
 
 def log_path(state_dir: Path, deployment: str, launch_id: str) -> Path:
     return state_dir / "logs" / deployment / f"{launch_id}.log"
+
+
+def prune(path: Path, kept: int = LAUNCHES_KEPT) -> None:
+    """Delete the logs of an instance's older launches, so that `path` and the `kept` - 1 before it remain."""
+    index = path.name.partition("-")[0]
+    launches: dict[int, list[Path]] = {}
+    for file in path.parent.glob(f"{index}-*.log*") if path.parent.is_dir() else ():
+        number = file.name.split(".")[0].partition("-")[2]
+        if number.isdigit():
+            launches.setdefault(int(number), []).append(file)
+    for generation in sorted(launches, reverse=True)[kept - 1 :]:
+        for file in launches[generation]:
+            file.unlink(missing_ok=True)
 
 
 def start_writer(path: Path, secrets: Sequence[str], rotate_bytes: int = logwriter.ROTATE_BYTES) -> Writer:

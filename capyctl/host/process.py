@@ -69,12 +69,12 @@ class Gated:
         self._gate = self._verdict = -1
 
 
-def spawn_gated(output: int, cwd: str = "/") -> Gated:
+def spawn_gated(output: int) -> Gated:
     """Start the gate program as leader of its own session, with `output` as stdout and stderr.
 
-    Its environment is empty and its input /dev/null. It gets no parent-death signal: an engine
-    outlives the role. Nothing is awaited between the spawn and the return, so no cancellation can
-    come between the process and its identity.
+    Its environment is empty, its input /dev/null, its directory / and its umask 077. It gets no
+    parent-death signal: an engine outlives the role. Nothing is awaited between the spawn and the
+    return, so no cancellation can come between the process and its identity.
     Raises: Failure `launch_failed` when the machine could not start a process.
     """
     gate_read, gate_write = os.pipe()

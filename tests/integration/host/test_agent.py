@@ -18,6 +18,7 @@ from capyctl.fsm.proofs import Gone, NeverLaunched
 from capyctl.fsm.types import Bytes, Incarnation, Millis, RequestId, Role
 from capyctl.host import identity, logs
 from capyctl.host.identity import Presence
+from capyctl.host.journal import open_journal
 from capyctl.router.desk import NotAccepted
 from capyctl.session import messages as m
 
@@ -318,6 +319,60 @@ async def test_a_launch_is_taken_up_again_after_a_restart_and_not_spawned_twice(
         assert isinstance(result, m.Launched), result
         assert result.processes[0] == first.processes[0]
         await stopped(running, incarnation())
+
+
+async def test_a_launch_that_was_journaled_and_never_spawned_never_was(host: Host, model: Path, tmp_path: Path) -> None:
+    command = launch(model, command_id="cut")
+    journal = await open_journal(tmp_path / "host" / "journal.sqlite3")
+    await journal.arm(command, "0-1", FIRST_PORT, "k", tmp_path / "x.log", Millis(1))
+    await journal.close()
+    async with host() as running:
+        assert running.agent.ports.of(incarnation()) is None
+        result = await running.agent.handle(command)
+        assert isinstance(result, m.LaunchRefused)
+        assert isinstance(result.proof, NeverLaunched)
+
+
+async def test_a_stop_accepted_before_a_crash_is_done_after_it(host: Host, model: Path, tmp_path: Path) -> None:
+    async with host() as running:
+        result = await launched(running, model)
+    stop = terminate(incarnation(), "unfinished")
+    journal = await open_journal(tmp_path / "host" / "journal.sqlite3")
+    await journal.accept(stop, Millis(1))
+    await journal.close()
+    async with host() as running:
+        with trio.fail_after(5):
+            while identity.presence(result.processes[0]) is not Presence.GONE:
+                await trio.sleep(0.01)
+        answer = await running.agent.handle(stop)
+        assert isinstance(answer, m.Absent)
+
+
+async def test_a_relaunch_keeps_the_journal_and_the_logs_small(host: Host, model: Path, tmp_path: Path) -> None:
+    async with host() as running:
+        for generation in range(1, 8):
+            result = await running.agent.handle(launch(model, generation, mode="die"))
+            assert isinstance(result, m.LaunchRefused)
+        assert await running.agent.journal.launch(incarnation(6)) is None
+        stale = await running.agent.handle(launch(model, 6))
+        assert isinstance(stale, m.LaunchRefused)
+        assert stale.code == "lifecycle_conflict"
+    names = sorted(p.name for p in (tmp_path / "host" / "logs" / "d1").iterdir())
+    assert names == ["0-3.log", "0-4.log", "0-5.log", "0-6.log", "0-7.log"]
+
+
+def zombies() -> set[int]:
+    return {stat.pid for stat in identity.everyone() if stat.ppid == os.getpid() and stat.dead}
+
+
+async def test_no_process_of_an_ended_launch_stays_a_zombie(host: Host, model: Path) -> None:
+    before = zombies()  # of roles that ended inside this very process
+    async with host() as running:
+        await launched(running, model, mode="family")
+        await stopped(running, incarnation())
+        with trio.fail_after(5):
+            while zombies() - before:
+                await trio.sleep(0.02)
 
 
 async def test_a_port_that_another_program_holds_is_passed_over(host: Host, model: Path) -> None:
