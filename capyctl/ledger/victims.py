@@ -37,6 +37,11 @@ LIFTED = frozenset(
 """Checks that releasing somebody can satisfy. The others are refused without looking for victims."""
 
 
+SETTLED = frozenset({Phase.READY, Phase.PARKING, Phase.PARKED})
+"""Charges of instances that may be released. A park that was refused without proof leaves its peak charged
+while the model serves on; one that is still in progress is no candidate, which its owner knows."""
+
+
 @attrs.frozen(kw_only=True)
 class Candidate:
     """An instance that might give way, and what policy says about it. What it holds is in the ledger.
@@ -164,10 +169,8 @@ def may_give_way(candidate: Candidate, since_ms: Millis) -> bool:
 
 
 def can_be_released(held: Holding | None, ask: Ask) -> bool:
-    """it is READY or parked on the target's host, and its state is known"""
-    return (
-        held is not None and held.host == ask.host and not held.uncertain and held.phase in (Phase.READY, Phase.PARKED)
-    )
+    """it serves or is parked on the target's host, and its state is known"""
+    return held is not None and held.host == ask.host and not held.uncertain and held.phase in SETTLED
 
 
 def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:

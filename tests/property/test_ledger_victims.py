@@ -419,6 +419,11 @@ def test_a_starting_neighbour_is_no_victim():
     assert isinstance(evict(ledger, cold("b", plan(60, 60)), [candidate("a")]), Nowhere)
 
 
+def test_a_model_that_serves_on_after_a_refused_park_may_still_give_way():
+    ledger = step(ready(ledger_of(pool_host(100)), "a", plan(60, 60, 5)), "a", Phase.PARKING)
+    assert names(evict(ledger, cold("b", plan(60, 60)), [candidate("a", parks=True)])) == {"a": Way.PARK}
+
+
 def test_a_target_on_an_unknown_host_is_refused_as_such():
     result = plan_eviction(
         ledger_of(pool_host()), [cold("b", plan(1, 1), OTHER_HOST)], [], since_ms=SINCE, seen={}, now_ms=NOW
