@@ -74,7 +74,6 @@ class Mailbox:
         self._complete = False
         self._delivered = False
         self._gone: Message | None = None
-        self._abandoned = False  # the application has returned
         self._changed = trio.Event()
 
     def _notify(self) -> None:
@@ -82,7 +81,10 @@ class Mailbox:
         changed.set()
 
     async def put(self, message: Message) -> None:
-        """Take a message from the protocol; wait while too much of a body lies unread."""
+        """Take a message from the protocol; wait while too much of a body lies unread.
+
+        An application that returns without reading ends the wait: a disconnect follows its return.
+        """
         if message["type"] == "http.disconnect":
             if self._gone is None:
                 self._gone = message
@@ -92,7 +94,7 @@ class Mailbox:
         else:
             self._complete = True
         self._notify()
-        while self._bytes > WAITING_BODY_BYTES and not self._abandoned and self._gone is None:
+        while self._bytes > WAITING_BODY_BYTES and self._gone is None:
             await self._changed.wait()
 
     async def receive(self) -> Message:
@@ -110,13 +112,6 @@ class Mailbox:
                 self._notify()
                 return {"type": "http.request", "body": body, "more_body": not self._delivered}
             await self._changed.wait()
-
-    def abandon(self) -> None:
-        """The application has returned: nobody will read any more."""
-        self._abandoned = True
-        self._pieces.clear()
-        self._bytes = 0
-        self._notify()
 
 
 class Requests(TaskGroup):
@@ -136,8 +131,6 @@ class Requests(TaskGroup):
                 await app(scope, mailbox.receive, send)
             except* Exception as failed:
                 LOG.error("application.failed", extra={"fields": {"error": place_of(failed)}})
-            finally:
-                mailbox.abandon()
             await send(None)
 
         async def put(message: Any) -> None:

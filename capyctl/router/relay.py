@@ -243,7 +243,6 @@ class Relay:
             try:
                 return await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket), clock
             except NotAccepted as refusal:
-                patience.deadline = math.inf
                 self._place = None
                 if self._outcome is None:
                     self._ticket.not_accepted(str(refusal))

@@ -223,3 +223,13 @@ def test_one_byte_at_a_time_is_read_in_linear_time() -> None:
     passed = b"".join(reader.feed(event[at : at + 1]) for at in range(len(event)))
     assert passed == event
     assert reader.output_begun
+
+
+@pytest.mark.parametrize(
+    "rest", [b'data: {"half', b'data: {"a":{"b":1}', b'data: {"a":1}}', b"data:", b": x", b"event: done"]
+)
+def test_half_an_event_at_the_end_is_not_passed_on(rest: bytes) -> None:
+    reader = EventReader(Dialect.CHAT, "m")
+    reader.feed(b'data: {"model":"m","choices":[{"delta":{"content":"x"}}]}\n\n' + rest)
+    assert b"{" not in reader.finish()
+    assert type(reader.end).__name__ != "Done"

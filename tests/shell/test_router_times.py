@@ -14,7 +14,7 @@ import trio.testing
 # The fakes live beside the tests that use them over real sockets.
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "router"))
 
-from router_fakes import TOKEN, Engine, FakeDesk, FakeUpstream, answers_at_once, chat, chunk
+from router_fakes import DONE, TOKEN, Engine, FakeDesk, FakeUpstream, answers_at_once, chat, chunk
 
 from capyctl.router import Key, Keys, Router, build_app
 
@@ -28,13 +28,14 @@ class Asked:
     sent: list[tuple[float, dict]] = attrs.field(factory=list)
     leave: trio.Event = attrs.field(factory=trio.Event)
     asked: bool = False
+    reason: str | None = "hung up"
 
     async def receive(self) -> dict:
         if not self.asked:
             self.asked = True
             return {"type": "http.request", "body": self.body, "more_body": self.more_body}
         await self.leave.wait()
-        return {"type": "http.disconnect", "reason": "hung up"}
+        return {"type": "http.disconnect", "reason": self.reason}
 
     async def send(self, message: dict) -> None:
         self.sent.append((trio.current_time(), message))
@@ -174,4 +175,33 @@ async def test_a_request_whose_task_is_cancelled_is_settled_all_the_same(
             await ask(stream=True).through(here.app)
         assert here.desk.tickets[0].told[-1] == "client_gone"
         assert here.upstream.fates == ["abandoned"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_disconnect_is_a_hang_up_unless_the_answer_is_complete(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def ends_late(engine: Engine) -> None:
+        engine.head()
+        await engine.say(chunk("a"), DONE)
+        await trio.sleep(0.5)  # the end of the body, after its terminator
+
+    async with trio.open_nursery() as nursery:
+        here = furnish(nursery, ends_late, answers_at_once)
+        here.desk.gate.set()
+        complete = ask(stream=True)
+        complete.reason = None  # a server that gives none
+        nursery.start_soon(complete.through, here.app)
+        await trio.sleep(0.1)
+        complete.leave.set()
+        await here.app.drained()
+        assert here.desk.tickets[0].told[-1] == "finished"
+        here.desk.gate = trio.Event()
+        waiting = ask()
+        waiting.reason = None
+        nursery.start_soon(waiting.through, here.app)
+        await trio.sleep(1)
+        waiting.leave.set()
+        await here.app.drained()
+        assert here.desk.tickets[1].told == ["client_gone"]
         nursery.cancel_scope.cancel()

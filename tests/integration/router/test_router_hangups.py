@@ -8,6 +8,7 @@ import struct
 
 import pytest
 import trio
+import trio.testing
 from router_fakes import DONE, WHOLE, Client, Engine, House, answers_at_once, chat, chunk, house, request
 
 from capyctl.router import Bounds, Settings
@@ -155,11 +156,6 @@ async def test_nineteen_leave_and_the_twentieth_is_served() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_given_up_and_so_is_its_engine() -> None:
-    async def floods(engine: Engine) -> None:
-        engine.head()
-        while True:
-            await engine.say(chunk("x" * 60_000))
-
     async with house(floods, bounds=Bounds(stall_seconds=0.5)) as here:
         client = await here.connect(receive_buffer=8192)
         await client.send(request(chat(stream=True)))
@@ -171,14 +167,53 @@ async def test_a_client_that_reads_nothing_is_given_up_and_so_is_its_engine() ->
         await here.app.drained()
 
 
+async def floods(engine: Engine) -> None:
+    engine.head()
+    while True:
+        await engine.say(chunk("x" * 60_000))
+
+
+async def until_stalled(here: House) -> None:
+    """Until the router waits for the client to read."""
+    exchange = None
+    while exchange is None or exchange.reading:
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        exchange = here.upstream.opened[0].exchange if here.upstream.opened else None
+
+
+async def test_a_hang_up_while_a_write_is_stuck_cuts_the_engine_and_the_write() -> None:
+    async with house(floods) as here:
+        client = await here.connect(receive_buffer=8192)
+        await client.send(request(chat(stream=True)))
+        await until_stalled(here)
+        await client.stream.send_eof()
+        left_at = trio.current_time()
+        ticket = await here.desk.ticket()
+        await ticket.until("client_gone")
+        assert await here.upstream.fate() == "abandoned"
+        await here.app.drained()
+        assert trio.current_time() - left_at < CUT_WITHIN_S
+
+
+async def test_the_world_cuts_the_engine_even_while_a_write_is_stuck() -> None:
+    async with house(floods, bounds=Bounds(stall_seconds=2)) as here:
+        client = await here.connect(receive_buffer=8192)
+        await client.send(request(chat(stream=True)))
+        await until_stalled(here)
+        ticket = await here.desk.ticket()
+        ticket.end("unavailable", "its engine is gone")
+        assert await here.upstream.fate() == "abandoned"
+        assert here.upstream.fated_at[0] - ticket.at["cut"] < CUT_WITHIN_S
+
+
 async def test_a_client_that_reads_slowly_is_served_whole() -> None:
     event = chunk("x" * 60_000)
 
-    async def floods(engine: Engine) -> None:
+    async def twenty(engine: Engine) -> None:
         engine.head()
         await engine.say(*[event] * 20, DONE)
 
-    async with house(floods, bounds=Bounds(stall_seconds=0.4)) as here:
+    async with house(twenty, bounds=Bounds(stall_seconds=0.4)) as here:
         client = await here.connect(receive_buffer=8192)
         await client.send(request(chat(stream=True)))
         read = 0
