@@ -114,10 +114,10 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
 def test_the_tightest_group_above_us_counts_and_its_cache_is_free(tmp_path: Path) -> None:
     proc, groups = machine(tmp_path, "0::/user.slice/user@1000.service/app\n")
     v2(groups / "user.slice", str(16 * GIB), used=10 * GIB, cache=4 * GIB)
-    v2(groups / "user.slice/user@1000.service", str(20 * GIB), used=19 * GIB)
+    v2(groups / "user.slice/user@1000.service", str(20 * GIB), used=9 * GIB)
     v2(groups / "user.slice/user@1000.service/app", "max")
     assert read_memory(proc, groups) == Seen(
-        capacity_bytes=Bytes(16 * GIB), available_bytes=Bytes(1 * GIB), source="cgroup_v2:/user.slice"
+        capacity_bytes=Bytes(16 * GIB), available_bytes=Bytes(10 * GIB), source="cgroup_v2:/user.slice"
     )
 
 

@@ -263,6 +263,15 @@ async def test_a_process_that_is_not_the_recorded_one_is_never_signalled() -> No
         assert running.poll() is None  # and whoever has its pid now lives on
 
 
+async def test_a_pid_that_was_reused_between_the_look_and_the_signal_is_not_signalled() -> None:
+    with child(*SLEEP) as running:
+        me = named(running.pid)
+        stale = attrs.evolve(process.look((me,)), alive=(attrs.evolve(me, start_ticks=1),), group=())
+        process.signal_all((attrs.evolve(me, start_ticks=1),), stale, signal.SIGKILL)
+        await trio.sleep(0.1)
+        assert running.poll() is None
+
+
 def test_no_proof_comes_out_of_a_look_that_found_something() -> None:
     with child(*SLEEP) as running:
         me = named(running.pid)
