@@ -331,3 +331,4 @@ def _farewell(running: Running) -> None:
     say(f"  -H 'Content-Type: application/json' -d '{body}'")
     say()
     say("Press Ctrl-C to stop the engines and remove everything.")
+    sys.stdout.flush()  # a pipe would keep it back until the end

@@ -85,6 +85,7 @@ class Book:
     released_at: dict[Lane, Millis] = attrs.field(factory=dict)  # when a lane's memory last came free
     latest_operation: dict[DeploymentId, OperationId] = attrs.field(factory=dict)
     busy: set[Lane] = attrs.field(factory=set)  # lanes on which something is planned or in progress
+    wished: set[Lane] = attrs.field(factory=set)  # lanes that somebody wants to serve and that do not yet
     traffic: Traffic = attrs.field(factory=Traffic)
     due: Due = attrs.field(factory=Due)
     online: set[HostId] = attrs.field(factory=set)
@@ -100,6 +101,7 @@ class Book:
     shy_until: dict[Lane, Millis] = attrs.field(factory=dict)  # lanes that just refused a connection
     proposals: dict[Lane, Any] = attrs.field(factory=dict)  # ledger proposals between "it fits" and the raise
     shortfalls: dict[Lane, Any] = attrs.field(factory=dict)  # why a planned start or wake waits
+    told_short: dict[Lane, str] = attrs.field(factory=dict)  # of those, what its instance was told
     notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
     # of the step being taken
     now_ms: Millis = Millis(0)
@@ -133,11 +135,15 @@ class Book:
             self.busy.add(lane)
         else:
             self.busy.discard(lane)
+        if row.wish is not None:
+            self.wished.add(lane)
+        else:
+            self.wished.discard(lane)
         self.touch("instance", str(lane))
 
     def drop_instance(self, lane: Lane) -> None:
         del self.instances[lane]
-        for known in (self.busy, self.draining, self.doubted):
+        for known in (self.busy, self.wished, self.draining, self.doubted, self.windowed, self.moved):
             known.discard(lane)
         self.lanes[lane.deployment] = tuple(other for other in self.lanes[lane.deployment] if other != lane)
         for memo in (
@@ -145,10 +151,12 @@ class Book:
             self.loads,
             self.proposals,
             self.shortfalls,
+            self.told_short,
             self.released_at,
             self.shy_until,
             self.looks,
             self.look_again_at,
+            self.running_on,
         ):
             memo.pop(lane, None)
         self.touch("instance", str(lane))
@@ -185,6 +193,7 @@ class Book:
 
     def drop_request(self, state: request.State) -> None:
         """Forget a request that reached its outcome."""
+        self.due.forget("request", state.request)
         if self.requests.pop(state.request).incarnation is not None:
             self.changed["request", state.request] = None
 

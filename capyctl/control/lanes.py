@@ -75,10 +75,15 @@ def _arm(book: Book, lane: Lane) -> None:
         book.looks.pop(lane, None)
 
 
-def next_look(book: Book, lane: Lane) -> Millis | None:
-    """When this lane must be looked at again, if that is still ahead."""
-    due = instance.due_at_ms(book.instances[lane].machine)
-    return due if due is not None and due > book.now_ms else None
+def ticked(book: Book, lane: Lane) -> None:
+    """A deadline of this lane may have passed; ask to be woken again for what is still ahead."""
+    row = book.instances.get(lane)
+    if row is None:
+        return
+    tell(book, lane, facts.Ticked(now_ms=book.now_ms))
+    for due in (instance.due_at_ms(book.instances[lane].machine), book.look_again_at.get(lane)):
+        if due is not None and due > book.now_ms:
+            book.due.at(due, "lane", lane)
 
 
 # --- ledger ---------------------------------------------------------------------------------------
@@ -152,6 +157,7 @@ def _send(book: Book, lane: Lane, effect: fx.HostEffect) -> None:
                     host=host,
                     processes=effect.processes,
                     parked=effect.lost is Step.PARK,
+                    canary=effect.canary if effect.lost is Step.WAKE else None,
                 )
             )
             return

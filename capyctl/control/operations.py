@@ -51,7 +51,7 @@ def tell(book: Book, identity: OperationId, fact: operation.Event) -> tuple[obje
                 )
             )
         index(book, after)
-        book.due.at(after.deadline_ms if after.phase is Phase.ACCEPTED else None, "operation", identity)
+        book.due.at(operation.due_at_ms(after), "operation", identity)
     return effects
 
 
@@ -133,3 +133,6 @@ def ticked(book: Book, identity: OperationId) -> None:
     """An operation's deadline may have passed."""
     if identity in book.operations:
         tell(book, identity, operation.Ticked(now_ms=book.now_ms))
+        due = operation.due_at_ms(book.operations[identity])
+        if due is not None and due > book.now_ms:
+            book.due.at(due, "operation", identity)

@@ -79,7 +79,8 @@ class Probe(HostOrder):
     """Is it still the recorded engine, and does it answer? Outcome: Probed | OrderLost."""
 
     processes: tuple[ProcessIdentity, ...]
-    parked: bool = False
+    parked: bool = False  # asked for what it still holds, not for an answer
+    canary: str | None = None  # asked whether it answers the fixed prompt as it did before its memory was released
 
 
 @attrs.frozen(kw_only=True)

@@ -54,6 +54,7 @@ class Wish:
     since_ms: Millis
     operation: OperationId | None = None
     evict: bool = False
+    until_ms: Millis | None = None  # how long it may wait for memory; None: until it is stopped
     initialize_ms: Millis | None = None
     host: HostId | None = None  # the host on which a switch made room
     switch: SwitchId | None = None
@@ -124,6 +125,13 @@ class InstanceRow:
     def may_start(self) -> bool:
         """Nothing of it runs, so that a start may be planned."""
         return self.machine.phase in (ActivationPhase.STOPPED, ActivationPhase.FAILED)
+
+    def may_start_at(self, now_ms: Millis) -> bool:
+        """As `may_start`, and a failed start is not too recent for a request to try again."""
+        retry_at = self.machine.run.retry_at_ms
+        return self.may_start and (
+            self.machine.phase is ActivationPhase.STOPPED or retry_at is None or now_ms >= retry_at
+        )
 
     @property
     def waits_for(self) -> Problem | None:

@@ -49,6 +49,7 @@ def arrived(book: Book, event: e.RequestArrived) -> None:
         _turn_away(book, event, *refusal)
         return
     incarnation = choose(book, target) if not book.traffic.queue(target).waiting else None
+    book.bodies[event.request] = event.body_bytes
     if incarnation is not None and book.traffic.has_place(target):
         _give_place(book, target, event.request, incarnation)
         return
@@ -58,7 +59,6 @@ def arrived(book: Book, event: e.RequestArrived) -> None:
         book.asked.add(target)
         _turn_away(book, event, "queue_full", f"{event.route} takes no more requests now: {full}", RETRY_AFTER_S)
         return
-    book.bodies[event.request] = event.body_bytes
     tell(book, event.request, request.WaitBegun(now_ms=event.now_ms, deployment=target))
 
 
@@ -108,8 +108,7 @@ def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | No
 
 def operator_stopped(book: Book, row: DeploymentRow) -> bool:
     """Whether an operator stopped all of it: no request, timer or recovery starts it (invariant 38)."""
-    count = row.spec.instances
-    return row.state.suspended or row.state.stopped >= frozenset(range(count))
+    return deployment.operator_stopped(row.state)
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -241,6 +240,10 @@ def ticked(book: Book, request_id: RequestId) -> None:
         return
     full = state.deployment is not None and not book.traffic.has_place(state.deployment)
     tell(book, request_id, request.Ticked(now_ms=book.now_ms, places_full=full))
+    after = book.requests.get(request_id)
+    due = request.due_at_ms(after) if after is not None else None
+    if due is not None and due > book.now_ms:
+        book.due.at(due, "request", request_id)
 
 
 def waited_for(book: Book, lane: Lane) -> int:
@@ -353,13 +356,22 @@ def _count(book: Book, lane: Lane, by: int) -> None:
 
 
 def _arm(book: Book, state: request.State) -> None:
-    """Ask to be woken at the deadlines of the phase it is in now."""
-    if state.phase in (Phase.QUEUED, Phase.DISPATCHED):
-        book.due.at(state.deadline_ms, "request", state.request)
-    elif state.phase is Phase.CANCEL_CLOSED and state.cut_at_ms is not None:
-        book.due.at(Millis(state.cut_at_ms + request.EOF_LIMIT_MS), "request", state.request)
+    """Ask to be woken at the deadline of the phase it is in now."""
+    book.due.at(request.due_at_ms(state), "request", state.request)
     if state.phase in (Phase.CANCEL_IDLE, Phase.CANCEL_ABORT, Phase.CANCEL_CLOSED, Phase.CANCEL_STOP):
         book.dirty = True  # a drain may be over, a deployment may be saturated
+
+
+def _runs(book: Book, incarnation: Incarnation) -> bool:
+    row = book.instances.get(incarnation.lane)
+    return row is not None and row.has_launch and row.run.generation == incarnation.generation
+
+
+def _forget(book: Book, state: request.State) -> None:
+    assert state.incarnation is not None
+    book.traffic.free(_target(state), state.request)
+    _count(book, state.incarnation.lane, -1)
+    book.drop_request(state)
 
 
 def load(book: Book, state: request.State) -> None:
@@ -372,9 +384,15 @@ def load(book: Book, state: request.State) -> None:
 
 
 def restart(book: Book) -> None:
-    """A new controller session: connections and bodies of the old one are lost."""
-    for request_id in list(book.requests):
-        tell(book, request_id, request.ControllerRestarted(now_ms=book.now_ms))
+    """A new controller session: connections and bodies of the old one are lost.
+
+    Places of runs that are settled are let go: rows of requests are written behind, so they may be the older ones.
+    """
+    for request_id, state in list(book.requests.items()):
+        if state.incarnation is not None and not _runs(book, state.incarnation):
+            _forget(book, state)
+        else:
+            tell(book, request_id, request.ControllerRestarted(now_ms=book.now_ms))
 
 
 __all__ = [

@@ -153,7 +153,7 @@ def _wakes(book: Book) -> None:
             _short(book, lane, Nowhere(shortfalls=(verdict,)))
             continue
         book.proposals[lane] = verdict
-        book.shortfalls.pop(lane, None)
+        _fits(book, lane)
         lanes.tell(
             book,
             lane,
@@ -206,7 +206,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
                 lane, attrs.evolve(row, plan=plan, digest=owner.digest, revision=revision, last_host=ask.host)
             )
             book.proposals[lane] = verdict
-            book.shortfalls.pop(lane, None)
+            _fits(book, lane)
             lanes.tell(
                 book,
                 lane,
@@ -248,18 +248,17 @@ def may_take(book: Book, lane: Lane, host: HostId) -> bool:
 
 
 def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
-    """It fits nowhere now: say why it waits, and leave it to the switches if it may evict."""
+    """It fits nowhere now: say why it waits, once, and leave it to the switches if it may evict."""
     book.shortfalls[lane] = nowhere
-    row = book.instances[lane]
     reason = nowhere.message(switching.names(book))
-    if row.waits_for is None or row.waits_for.reason != reason:
-        fact: facts.Fact
-        if row.phase is ActivationPhase.PLANNED:
-            fact = facts.NotPlaced(now_ms=book.now_ms, code=nowhere.code, reason=reason, final=nowhere.never)
-        else:
-            fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=nowhere.code, reason=reason)
-        lanes.tell(book, lane, fact)
-        operations.waits(book, lane, nowhere.code, reason)
+    if book.told_short.get(lane) != reason:
+        book.told_short[lane] = reason
+        switching.say_short(book, lane, nowhere.code, reason, final=nowhere.never)
+
+
+def _fits(book: Book, lane: Lane) -> None:
+    book.shortfalls.pop(lane, None)
+    book.told_short.pop(lane, None)
 
 
 def _switches(book: Book) -> None:

@@ -47,10 +47,9 @@ def active_on(book: Book, host: HostId) -> switch.State | None:
 
 
 def closes(book: Book, lane: Lane) -> bool:
-    """Whether a switch has closed this lane's gate and waits for it."""
+    """Whether a switch has closed this lane's gate and waits until all of its victims are drained."""
     return any(
-        state.phase in CLOSES_GATES and any(victim.lane == lane and not victim.drained for victim in state.victims)
-        for state in active(book)
+        state.phase in CLOSES_GATES and any(victim.lane == lane for victim in state.victims) for state in active(book)
     )
 
 
@@ -132,13 +131,18 @@ def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     reason = nowhere.message(names(book))
     row = book.instances[lane]
     if row.waits_for is None or row.waits_for.reason != reason:
-        fact: facts.Fact
-        if row.phase is ActivationPhase.PLANNED:
-            fact = facts.NotPlaced(now_ms=book.now_ms, code=nowhere.code, reason=reason)
-        else:
-            fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=nowhere.code, reason=reason)
-        lanes.tell(book, lane, fact)
-        operations.waits(book, lane, nowhere.code, reason)
+        say_short(book, lane, nowhere.code, reason)
+
+
+def say_short(book: Book, lane: Lane, code: str, reason: str, *, final: bool = False) -> None:
+    """Tell a planned start or wake, and whoever watches it, why it waits; `final` ends a start."""
+    fact: facts.Fact
+    if book.instances[lane].phase is ActivationPhase.PLANNED:
+        fact = facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=final)
+    else:
+        fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=code, reason=reason)
+    lanes.tell(book, lane, fact)
+    operations.waits(book, lane, code, reason)
 
 
 def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
@@ -330,16 +334,10 @@ def released(book: Book, lane: Lane, how: switch.Released) -> None:
 
 
 def not_released(book: Book, lane: Lane, reason: str) -> None:
-    """It will not give way after all."""
-    lost(book, lane, reason)
-
-
-def lost(book: Book, lane: Lane, reason: str) -> None:
-    """Nobody knows what became of it: it keeps its charge."""
+    """It will not give way: it serves on, or nobody knows what it holds and it keeps its charge."""
     for state in list(active(book)):
         if any(one.lane == lane for one in state.victims):
             tell(book, state.switch, switch.VictimLost(now_ms=book.now_ms, lane=lane, reason=reason))
-    target_failed(book, lane.deployment, "unreconciled", reason)
 
 
 def target_ready(book: Book, lane: Lane) -> None:
@@ -354,11 +352,13 @@ def opened(book: Book, lane: Lane) -> None:
             tell(book, state.switch, switch.TargetReady(now_ms=book.now_ms))
 
 
-def target_failed(book: Book, target: DeploymentId, code: str, reason: str) -> None:
-    """The target's start or wake ended without READY."""
-    for state in list(active(book)):
-        if state.target == target:
-            tell(book, state.switch, switch.TargetFailed(now_ms=book.now_ms, code=code, reason=reason))
+def target_failed(book: Book, lane: Lane, code: str, reason: str) -> None:
+    """The start or wake that a switch made room for ended without READY, or nobody knows how it ended."""
+    row = book.instances[lane]
+    if row.wish is not None and row.wish.switch is not None:
+        identity = row.wish.switch
+        if book.switches[identity].phase not in OVER:
+            tell(book, identity, switch.TargetFailed(now_ms=book.now_ms, code=code, reason=reason))
 
 
 def ticked(book: Book, identity: SwitchId) -> None:
@@ -366,6 +366,9 @@ def ticked(book: Book, identity: SwitchId) -> None:
     state = book.switches.get(identity)
     if state is not None and state.phase not in OVER:
         tell(book, identity, switch.Ticked(now_ms=book.now_ms))
+        due = switch.due_at_ms(book.switches[identity])
+        if due is not None and due > book.now_ms:
+            book.due.at(due, "switch", identity)
 
 
 def restart(book: Book) -> None:

@@ -79,13 +79,15 @@ class World:
 
         Returns: orders, changed rows and moves of this step.
         Raises: InvariantBroken when the world would become one that cannot be; nothing may be performed then.
+          Rows that such a step touched are stored with the next one: what is in memory stays the truth.
         """
         book = self.book
         book.now_ms = max(book.now_ms, event.now_ms)
-        book.orders, book.changed, book.moves = [], {}, []
+        book.orders, book.moves = [], []
         _route(book, event)
         schedule.settle(book)
         changed = tuple(Record(kind=kind, key=key, value=book.value_of(kind, key)) for kind, key in book.changed)
+        book.changed = {}
         return Step(orders=tuple(book.orders), changed=changed, moves=tuple(book.moves))
 
     @property
@@ -109,6 +111,7 @@ def _take_in(book: Book, record: Record, holdings: dict[str, Holding]) -> None:
         case operation.State() as state:
             book.operations[OperationId(record.key)] = state
             operations.index(book, state)
+            book.due.at(operation.due_at_ms(state), "operation", state.operation)
         case switch.State() as state:
             book.switches[SwitchId(record.key)] = state
             if state.phase not in switching.OVER:
@@ -172,9 +175,7 @@ def _tick(book: Book) -> None:
             case "switch", str():
                 switching.ticked(book, SwitchId(key))
             case "lane", Lane():
-                if key in book.instances:
-                    lanes.tell(book, key, facts.Ticked(now_ms=book.now_ms))
-                    book.due.at(lanes.next_look(book, key), "lane", key)
+                lanes.ticked(book, key)
             case _:
                 pass  # "waiters" and "idle" only ask for a pass
     book.dirty = True

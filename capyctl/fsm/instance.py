@@ -90,7 +90,9 @@ def step(instance: Instance, event: facts.Fact) -> tuple[Instance, tuple[Effect 
 
 def tell(instance: Instance, event: facts.Fact) -> Told:
     """As `step`, and say which rows decided."""
-    after, orders, rows = instance, [], []
+    after = instance
+    orders: list[Effect | Refused] = []
+    rows: list[tuple[str, Row]] = []
     if isinstance(event, (*gate.FROM_OUTSIDE, facts.SessionBegan)):  # the gate doubts before anything reopens it
         after = _tell_gate(after, event, orders, rows)
     if not isinstance(event, gate.FROM_OUTSIDE):

@@ -933,11 +933,11 @@ RESIDENCY: Machine[State] = Machine(
         # somebody wants it to serve
         ignore(at(P.READY), f.Activated, why="50: it serves; the activation is done."),
         Row(when=TO_PARK, on=f.Activated, given=only_idle, to=P.READY, change=serve_again,
-            emits=(unpark, park_called_off), why="An idle timer gives way to demand while nothing is armed."),
+            emits=(unpark, unswitch, park_called_off), why="An idle timer gives way to demand while nothing is armed."),
         ignore(TO_PARK, f.Activated, given=wanted_gone,
                why="It waits: whoever wants the memory goes first, and the next switch wakes it."),
         Row(when=at(P.DRAINING_TO_STOP), on=f.Activated, given=only_idle, to=P.READY, change=serve_again,
-            emits=(unpark, stop_called_off), why="An idle timer gives way to demand while nothing is armed."),
+            emits=(unpark, unswitch, stop_called_off), why="An idle timer gives way to demand while nothing is armed."),
         ignore(at(P.DRAINING_TO_STOP), f.Activated, given=wanted_gone, why="It waits for the stop and starts afresh."),
         ignore(PARKING, f.Activated, why="It waits for the park's outcome and wakes it."),
         Row(when=at(P.PARKED), on=f.Activated, to=P.WAKE_PLANNED, change=plan_wake,

@@ -127,7 +127,9 @@ class Machine(Generic[S]):
             raise InvariantBroken(f"{name}: nobody decided {', '.join(missing)}")
         for (phase, event), fitting in self._by_pair.items():
             if len(fitting) > 1 and any(row.given is None for row in fitting):
-                raise InvariantBroken(f"{name}: ({phase.name}, {event.__name__}) has a row without a guard beside another")
+                raise InvariantBroken(
+                    f"{name}: ({phase.name}, {event.__name__}) has a row without a guard beside another"
+                )
 
     def _place(self, row: Row) -> None:
         if row.on not in self.events or not row.when <= frozenset(self.phases):

@@ -65,8 +65,8 @@ class ProcessIdentity:
     pid: int
     boot_id: str
     start_ticks: int
-    role: Role = attrs.field(default=Role.API, order=False)
-    number: int = 0  # the N of worker-N and helper-N
+    role: Role = attrs.field(default=Role.API, eq=False)  # what it is to its engine is no part of who it is
+    number: int = attrs.field(default=0, eq=False)  # the N of worker-N and helper-N
 
 
 class Residency(enum.Enum):

@@ -38,7 +38,7 @@ async def serve_management(
     config = Config()
     config.bind = [f"fd://{listener.fileno()}"]
     config.accesslog = None
-    config.errorlog = logging.getLogger("capyctl.management")
+    config.errorlog = _http_log()
     config.include_server_header = False
     config.h11_max_incomplete_size = HEAD_BYTES_MAX
     config.keep_alive_timeout = HEAD_S
@@ -54,6 +54,13 @@ async def _serve(
     app: QuartTrio, config: Config, stopping: trio.Event, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
     await serve(app, config, shutdown_trigger=stopping.wait, task_status=task_status, mode="asgi")
+
+
+def _http_log() -> logging.Logger:
+    """Hypercorn says where it runs and names other people's mistakes; only warnings are of interest."""
+    logger = logging.getLogger("capyctl.management.http")
+    logger.setLevel(logging.WARNING)
+    return logger
 
 
 def _bind(host: str, port: int) -> socket.socket:
