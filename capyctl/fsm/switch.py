@@ -348,12 +348,12 @@ def _find(state: State, lane: Lane) -> Victim | None:
     return next((victim for victim in _left(state.victims) if victim.lane == lane), None)
 
 
-def is_victim(state: State, event: TrafficSeen | VictimLost) -> bool:
+def is_victim(state: State, event: VictimLost) -> bool:
     """it is a victim that is not released"""
     return _find(state, event.lane) is not None
 
 
-def is_no_victim(state: State, event: TrafficSeen | VictimLost | VictimReleased) -> bool:
+def is_no_victim(state: State, event: VictimLost | VictimReleased) -> bool:
     """it is no victim, or is released already"""
     return _find(state, event.lane) is None
 
@@ -445,7 +445,7 @@ def drain_starts(state: State, event: Ticked) -> State:
 
 
 def traffic_noted(state: State, event: TrafficSeen) -> State:
-    """note what runs on the victim, and when that changed"""
+    """note what runs on the victim, and when that changed; nothing of others"""
     return _with(state, event.lane, running=event.running, quiet_since_ms=event.now_ms)
 
 
@@ -692,7 +692,7 @@ SWITCH: Machine[State] = Machine(
         Row(when=at(P), on=NoPlan, to=FAILED, change=failed_as_told, emits=(conclude_as_told,),
             why="The target's waiters keep waiting: a victim may become eligible before their deadline."),
         # the window
-        Row(when=at(W), on=TrafficSeen, given=is_victim, change=traffic_noted,
+        Row(when=at(W), on=TrafficSeen, change=traffic_noted,
             why="It may close the window early; it never extends it (47)."),
         Row(when=at(W), on=Ticked, given=window_is_over, to=D, change=drain_starts, emits=(close_victims,),
             why="The gates close together; each victim drains by itself."),
@@ -753,7 +753,6 @@ SWITCH: Machine[State] = Machine(
             emits=(drop_switch_reason, conclude_restart),
             why="Its closures go with it; victims are judged by their own state."),
         # what does not concern it
-        ignore(at(W), TrafficSeen, given=is_no_victim, why="It gives no way."),
         ignore(ANY - at(W), TrafficSeen, why="Traffic counts in the window alone."),
         ignore(at(D), VictimDrained, given=not_draining, why="It was drained or released before, or gives no way."),
         ignore(ANY - at(D), VictimDrained, why="Only the drain waits for it."),

@@ -5,7 +5,7 @@
 A guarded row is made to fit always, and its siblings of the same pairs never, so that the table still
 builds and exactly one row still fits. The mutant is killed when an invariant, a story or a model
 fails. That a sibling's row no longer fires does not count, nor does a table that does not build.
-A ledger's check is made to hold always. Survivors are named, and make the exit status 1.
+The ledger lists its own mutants. Survivors are named, and make the exit status 1.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import attrs
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+from _pytest.mark import ParameterSet  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test  # noqa: E402
 
@@ -65,7 +66,7 @@ TESTS = {
     "cleanup": ("test_cleanup*.py", "test_instance*.py"),
     "gate": ("test_gate*.py", "test_instance*.py"),
     "member": ("test_group*.py", "test_member*.py"),
-    "admission": ("test_ledger*.py",),
+    "ledger": tuple(f"test_ledger_{part}.py" for part in ("ledger", "placement", "settlement", "victims", "model")),
 }
 """Where the claims about a machine are tested, where it is not in `test_<machine>*.py`."""
 
@@ -117,7 +118,7 @@ def calls(function: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
         if mark.name == "parametrize":
             names = mark.args[0]
             names = [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
-            rows = [getattr(row, "values", row) for row in mark.args[1]]
+            rows = [row.values if isinstance(row, ParameterSet) else row for row in mark.args[1]]
             sets.append([dict(zip(names, row if len(names) > 1 else [row], strict=True)) for row in rows])
     given = {name for one in sets for name in one[0]}
     signature = inspect.signature(function)
@@ -211,27 +212,10 @@ def mutants_of(name: str, machine: Machine[Any]) -> list[Mutant]:
     return [mutant(row) for row in machine.rows if row.given is not None]
 
 
-def mutants_of_checks() -> list[Mutant]:
-    """One mutant for each check of admission."""
-    module = importlib.import_module("capyctl.ledger.checks")
-
-    def holds(case: Any) -> bool:
-        """always (mutant)"""
-        return True
-
-    @contextlib.contextmanager
-    def without(check: Any) -> Iterator[None]:
-        kept = module.CHECKS
-        module.CHECKS = tuple(attrs.evolve(one, requires=holds) if one is check else one for one in kept)
-        try:
-            yield
-        finally:
-            module.CHECKS = kept
-
-    return [
-        Mutant(f"admission: {check.name} [{first_line(check.requires)}]", lambda check=check: without(check))
-        for check in module.CHECKS
-    ]
+def mutants_of_ledger() -> list[Mutant]:
+    """The ledger's own list: its checks, proofs and predicates, each broken."""
+    ledger = importlib.import_module("ledger_mutants")
+    return [Mutant(f"ledger: {name}", breaks) for name, breaks in ledger.MUTANTS]
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -276,17 +260,17 @@ def hunt(name: str, everything: list[Mutant], *, every_killer: bool) -> tuple[Co
 def main(words: list[str]) -> int:
     every_killer = "--all" in words
     names = [word for word in words if not word.startswith("-")]
-    unknown = set(names) - {*MACHINES, "admission"}
+    unknown = set(names) - {*MACHINES, "ledger"}
     if unknown:
         print(f"no such machine: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     explore.rows_must_fire = False
     print(f"{'machine':<12} mutants  invariant  story  model  survive  seconds")
     all_survivors: list[str] = []
-    for name in names or [*MACHINES, "admission"]:
+    for name in names or [*MACHINES, "ledger"]:
         began = time.monotonic()
-        if name == "admission":
-            everything = mutants_of_checks()
+        if name == "ledger":
+            everything = mutants_of_ledger()
         else:
             module = importlib.import_module(f"capyctl.fsm.{name}")
             everything = mutants_of(name, getattr(module, MACHINES[name]))

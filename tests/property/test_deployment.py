@@ -116,10 +116,26 @@ def test_a_stale_revision_changes_nothing():
         named = getattr(step.event, "expected_revision", None)
         if named is not None and named != step.state.revision:
             assert step.after == step.state
-            assert [type(order) for order in step.orders] == [Refused]
+            (order,) = step.orders
+            assert isinstance(order, Refused)
+            parks_nothing = isinstance(step.event, m.ParkAsked) and step.state.phase in (Phase.ACCEPTED, Phase.REVISING)
+            assert order.code == "revision_conflict" or parks_nothing or step.state.phase not in m.KEPT
         told = getattr(step.event, "revision", None)
         if told is not None and told != step.state.revision:
             assert (step.after, step.orders) == (step.state, ())
+
+
+def test_an_instance_that_is_not_there_is_not_found():
+    for step in explore(m.DEPLOYMENT, [absent()], alphabet):
+        if isinstance(step.event, m.InstanceStartAsked | m.InstanceStopAsked) and step.state.phase in (
+            Phase.ACCEPTED,
+            Phase.ACTIVE,
+            Phase.UNUSABLE,
+        ):
+            there = step.event.index < step.state.wanted.instances
+            refused = Refused(code="not_found", event=type(step.event).__name__)
+            assert (step.orders == (refused,)) != there
+            assert there or step.after == step.state
 
 
 def test_only_an_operator_lifts_an_operator_s_stop():

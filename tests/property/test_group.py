@@ -115,6 +115,34 @@ def test_a_member_s_charge_moves_with_its_orders_and_falls_on_its_own_proof_alon
             assert any(isinstance(order.proof, Gone) for order in lowered) == launched
 
 
+def test_what_is_said_of_another_run_or_a_helper_changes_nothing():
+    """Invariants 20 and 22."""
+    for step in explore(m.MEMBER, [named()], member_alphabet):
+        proof = getattr(step.event, "proof", None)
+        stranger = proof is not None and proof.incarnation != RUN
+        helper = isinstance(step.event, m.EngineGone) and step.event.role is Role.HELPER
+        if stranger or helper:
+            assert step.after == step.state
+            assert step.row.ignored or step.row.code == "internal"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        m.LaunchFailed(now_ms=NOW, proof=gone(), reason="exit 1"),
+        m.ProvenGone(now_ms=NOW, proof=gone()),
+        m.EngineGone(now_ms=NOW, role=Role.API, reason="exit 1"),
+    ],
+)
+def test_a_member_whose_launch_ends_tells_its_group_and_keeps_its_charge(event: m.Event):
+    state = named()
+    for step in (m.PlanCommitted(now_ms=NOW), m.PrepareAccepted(now_ms=NOW), m.LaunchSent(now_ms=NOW)):
+        state, _ = m.step(state, step)
+    failed, orders = m.step(state, event)
+    assert (failed.phase, failed.charged) == (m.Phase.FAILED, Charge.COLD)
+    assert [order.code for order in orders] == ["group_member_failed"]
+
+
 def test_a_member_never_serves_again_once_its_group_stops():
     """Invariant 52."""
     for step in explore(m.MEMBER, [named()], member_alphabet):
@@ -401,6 +429,25 @@ def test_a_head_that_was_unreachable_is_proven_anew_before_the_route_opens():
             (g.MemberUncertain(now_ms=NOW, rank=0), []),
             (g.MemberLaunched(now_ms=NOW, rank=1), []),
             (g.HeadProven(now_ms=NOW, usable=USABLE), [g.OpenRoute, g.Conclude]),
+        ],
+        ends=Phase.READY,
+    )
+
+
+def test_a_last_report_that_comes_after_the_head_s_proof_opens_the_route():
+    state = play(g.GROUP, idle(), to_ready()[:-2], ends=Phase.LAUNCHING)
+    play(
+        g.GROUP,
+        state,
+        [
+            (g.HeadProven(now_ms=NOW, usable=USABLE), []),
+            (g.MemberLaunched(now_ms=NOW, rank=1), [g.OpenRoute, g.Conclude]),
+            (g.ParkAsked(now_ms=NOW), [g.CloseRoute]),
+            (g.Drained(now_ms=NOW, quiet=QUIET), [g.SendRelease]),
+            *((g.MemberParked(now_ms=NOW, rank=rank), []) for rank in range(2)),
+            (g.WakeAsked(now_ms=NOW), [g.SendWake]),
+            *((g.MemberBack(now_ms=NOW, rank=rank), []) for rank in range(2)),
+            (g.CanaryRight(now_ms=NOW, canary=CANARY, usable=USABLE), [g.OpenRoute, g.Conclude]),
         ],
         ends=Phase.READY,
     )

@@ -82,6 +82,17 @@ def test_a_known_outcome_stands_and_an_end_is_told_once():
                 assert (order.phase, order.code) == (step.after.phase, step.after.code)
 
 
+def test_what_is_said_of_another_instance_changes_nothing():
+    for step in explore(m.OPERATION, [proposed()], alphabet):
+        if isinstance(step.event, m.StepArmed | m.Waited | m.TargetReported) and step.state.phase in m.OPEN:
+            results = {target.index: target.result for target in step.state.targets}
+            if isinstance(step.event, m.TargetReported):
+                old = results.get(step.event.index, Result.MET) in (Result.MET, Result.FAILED)
+            else:
+                old = results.get(step.event.index) is not Result.PENDING
+            assert not old or (step.after, step.orders) == (step.state, ())
+
+
 def test_nothing_armed_is_ever_forgotten():
     """Plans are dropped only while no step was armed: time and a stop prove nothing about a step under way."""
 

@@ -308,6 +308,7 @@ def test_an_eof_that_never_comes_leaves_the_place_to_the_stop_and_a_late_one_tak
     due = m.due_at_ms(cut_state)
     assert due == 60 + m.EOF_LIMIT_MS
     assert m.step(cut_state, m.Ticked(now_ms=Millis(due - 1))) == (cut_state, ())
+    assert m.step(cut_state, m.Ticked(now_ms=due))[0].phase is Phase.CANCEL_STOP
     play(
         cut_state,
         [
@@ -424,7 +425,7 @@ class Serving(RuleBasedStateMachine):
         self.generation = 1
         self.finished: set[RequestId] = set()
 
-    @initialize(traits=st.sampled_from(ALL_TRAITS))
+    @initialize(traits=st.sampled_from((LLAMA, LLAMA, VLLM, SGLANG, *ALL_TRAITS)))
     def choose_engine(self, traits: m.EngineTraits) -> None:
         self.traits = traits
 

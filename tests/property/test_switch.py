@@ -99,6 +99,14 @@ def test_a_tick_does_something_exactly_when_it_is_due():
             assert before == step.after
 
 
+def test_what_is_said_of_others_changes_nothing():
+    """A stranger, or a victim that is released already, moves no switch."""
+    for step in explore(m.SWITCH, [planning()], alphabet):
+        lane = getattr(step.event, "lane", None)
+        if lane is not None and lane not in {v.lane for v in step.state.victims if v.released is None}:
+            assert (step.after, step.orders) == (step.state, ())
+
+
 def test_closures_and_charges_follow_the_order_of_a_switch():
     """Invariants 48 and 49, on every life: gates, then proofs, then the target; and no closure is left behind."""
 
