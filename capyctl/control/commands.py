@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, operations, requests
+from capyctl.control import lanes, notices, operations, requests
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -118,6 +120,8 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     others = {route: owner for route, owner in book.routes.items() if owner != row.state.deployment}
     if any(route in others for route in spec.routes):
         raise _Turned("route_conflict", WORDS["route_conflict"].format(name=spec.name))
+    if event.activate and _still_stopping(book, row.state.deployment):
+        raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     count_only = row.spec.same_but_count(spec)
     fact = deployment.ReviseAsked(
         now_ms=event.now_ms,
@@ -180,8 +184,7 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     _refuse(effects, row)
     open_start = next(operations.open_for(book, identity, operations.SERVE), None)
     rows = list(book.of(identity))
-    stopping = any(one.ending and _insisted(one) for _, one in rows) and not open_start
-    if stopping:
+    if _still_stopping(book, identity):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     book.put_deployment(attrs.evolve(row, state=after))
     wish = Wish(
@@ -189,16 +192,17 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
         since_ms=event.now_ms,
         operation=event.command.operation,
         evict=event.evict,
+        until_ms=event.deadline_ms,
         initialize_ms=event.initialize_ms,
     )
     if open_start is not None:
         operations.tell(book, open_start.operation, operation.Joined(now_ms=event.now_ms))
-        _wish_all(book, identity, attrs.evolve(wish, operation=open_start.operation), event.deadline_ms)
+        _wish_all(book, identity, attrs.evolve(wish, operation=open_start.operation))
         return Receipt(operation=open_start.operation, deployment=identity, revision=after.revision, joined=True)
     ready = {lane.index for lane, one in rows if one.is_ready}
     indices = tuple(lane.index for lane, _ in rows if lane.index not in ready)
     _open(book, event.command.operation, identity, kind, indices, event.deadline_ms, event.now_ms)
-    _wish_all(book, identity, wish, event.deadline_ms)
+    _wish_all(book, identity, wish)
     return Receipt(
         operation=event.command.operation,
         deployment=identity,
@@ -207,35 +211,51 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     )
 
 
-def _insisted(row: InstanceRow) -> bool:
-    """Whether what ends was asked to end by an operator; what a switch ends starts again when it is gone."""
-    stop = instance.why_stopped(row.machine)
-    return stop is not None and stop.kind in CLOSING
+def _still_stopping(book: Book, identity: DeploymentId) -> bool:
+    """Whether an operator's stop of it is not finished; what a switch ends starts again when it is gone."""
+    for _, one in book.of(identity):
+        stop = instance.why_stopped(one.machine)
+        if one.has_launch and stop is not None and stop.kind in CLOSING:
+            return True
+    return False
 
 
-def _wish_all(book: Book, identity: DeploymentId, wish: Wish, deadline_ms: Millis | None) -> None:
+def _wish_all(book: Book, identity: DeploymentId, wish: Wish) -> None:
     for lane, one in list(book.of(identity)):
         if not one.is_ready:
             lanes.tell(book, lane, facts.Reopened(now_ms=book.now_ms))
-            activate(book, lane, wish, deadline_ms)
+            activate(book, lane, wish)
 
 
-def activate(book: Book, lane: Lane, wish: Wish, wait_ends_at_ms: Millis | None) -> None:
-    """Want this instance to serve: a new start or wake, or joining the one in progress (invariant 50)."""
+def activate(book: Book, lane: Lane, wish: Wish) -> Refused | None:
+    """Want this instance to serve: a new start or wake, or joining the one in progress (invariant 50).
+
+    A wish outlives what is in its way: it is taken up again once the instance is at rest (`schedule`).
+    Returns: why nothing can be begun now, None when something was.
+    """
     row = book.instances[lane]
-    spec = book.deployments[lane.deployment].spec
-    stronger = row.wish is None or (wish.origin is Origin.OPERATOR and row.wish.origin is not Origin.OPERATOR)
-    if stronger:
+    if row.wish is None or (wish.origin is Origin.OPERATOR and row.wish.origin is not Origin.OPERATOR):
+        present = row.wish or wish
+        wish = attrs.evolve(wish, host=present.host, switch=present.switch)
         book.put_instance(lane, attrs.evolve(row, wish=wish))
-    elif wish.evict and row.wish is not None and not row.wish.evict:
+    elif wish.evict and not row.wish.evict:
         book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, evict=True)))
-    lanes.tell(
+    return take_up(book, lane, wish)
+
+
+def take_up(book: Book, lane: Lane, wish: Wish) -> Refused | None:
+    """Begin what a wish asks for, if the deployment may have something begun now; else it waits."""
+    owner = book.deployments[lane.deployment]
+    if owner.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
+        return None  # the instances of the old revision come to their end first
+    spec = owner.spec
+    return lanes.tell(
         book,
         lane,
         facts.Activated(
             now_ms=book.now_ms,
             origin=wish.origin,
-            wait_ends_at_ms=wait_ends_at_ms,
+            wait_ends_at_ms=wish.until_ms,
             tier=spec.residency,
             waits_idle=spec.traits.idle_signal and not spec.traits.parks,
             needs_canary=spec.traits.parks,
@@ -338,21 +358,38 @@ def stop_lane(book: Book, lane: Lane, kind: StopKind, *, for_name: str | None = 
 
 def resize(book: Book, identity: DeploymentId, count: int) -> None:
     """Add stopped instances up to `count`; retire the surplus in the order of lifecycle 3.5."""
-    present = list(book.of(identity))
-    for index in range(len(present), count):
+    present = dict(book.of(identity))
+    free = (index for index in itertools.count() if Lane(identity, index) not in present)
+    for index in itertools.islice(free, max(0, count - len(present))):
         lane = Lane(identity, index)
         book.put_instance(lane, InstanceRow(machine=instance.born(lane, session=book.session)))
-    surplus = len(present) - count
-    if surplus > 0:
-        for lane, one in sorted(present, key=lambda pair: _retirement(pair[1], pair[0]))[:surplus]:
-            if one.has_launch or one.in_progress:
-                stop_lane(book, lane, StopKind.REVISION)
-            else:
-                book.drop_instance(lane)
+    for lane in surplus(book, identity, count):
+        if not retire(book, lane):
+            stop_lane(book, lane, StopKind.REVISION)
+
+
+def retire(book: Book, lane: Lane) -> bool:
+    """Drop an instance that is at rest with nothing of it left; whether it was."""
+    one = book.instances[lane]
+    if one.has_launch or one.in_progress:
+        return False
+    operations.failed(book, lane, operations.SERVE, "deployment_stopped", "the deployment has fewer instances now")
+    operations.met(book, lane, operations.PARK)
+    operations.met(book, lane, operations.STOP)
+    book.drop_instance(lane)
+    return True
+
+
+def surplus(book: Book, identity: DeploymentId, count: int) -> list[Lane]:
+    """Whoever has to go so that `count` are left: the stopped first, then the parked, then the highest index."""
+    present = list(book.of(identity))
+    order = sorted(present, key=lambda pair: _retirement(pair[1], pair[0]))
+    return [lane for lane, _ in order[: max(0, len(present) - count)]]
 
 
 def _retirement(row: InstanceRow, lane: Lane) -> tuple[int, int]:
-    order = 2 if row.is_ready else 1 if row.is_parked else 0
+    goes = instance.why_stopped(row.machine)
+    order = 2 if row.is_ready else 1 if row.is_parked or goes is None else 0
     return order, -lane.index
 
 
@@ -382,13 +419,17 @@ def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by
             case deployment.MeasureCheckpoint(revision=revision):
                 book.order(Measure(deployment=identity, revision=revision))
             case deployment.PlanStop(indices=indices, kind=kind):
-                for index in indices:
-                    lane = Lane(identity, index)
-                    if lane in book.instances:
-                        stop_lane(book, lane, StopKind(kind))
+                for lane, _ in list(book.of(identity)):
+                    if kind is not StopKind.INSTANCE or lane.index in indices:  # retired ones may leave gaps
+                        stop_lane(book, lane, kind)
+            case deployment.PlanStart() if row.state.phase is not deployment.Phase.REVISING:
+                for lane, one in list(book.of(identity)):
+                    if one.wish is None and not one.is_ready:
+                        activate(book, lane, Wish(origin=Origin.OPERATOR, since_ms=book.now_ms, operation=by))
             case deployment.PlanPark():
                 for lane, one in list(book.of(identity)):
                     if one.is_ready:
+                        notices.forget_wish(book, lane)  # whoever asked for it to serve has been overtaken
                         park_lane(book, lane, Origin.OPERATOR)
             case deployment.SetCount(instances=count):
                 resize(book, identity, count)
@@ -397,7 +438,7 @@ def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by
             case deployment.DropRecord():
                 _drop(book, row)
             case _:
-                pass  # PlanStart is planned by the command that asked; ReportPending is read off the rows
+                pass  # ReportPending is read off the rows
 
 
 def park_lane(book: Book, lane: Lane, origin: Origin) -> None:

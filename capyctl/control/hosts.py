@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, requests
+from capyctl.control import lanes, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, Move
 from capyctl.errors import InvariantBroken
@@ -180,6 +180,8 @@ def load(book: Book, event: e.LoadReported) -> None:
     requests.idle_read(book, event)
     if row.phase is ResidencyPhase.DRAINING_TO_PARK and not event.running and not event.waiting:
         closed_at = row.machine.gate.closed_at_ms
+        if switching.closes(book, lane):
+            return  # nobody gives way before every victim of the switch is drained
         if event.read_at_ms >= closed_at and not requests.waited_for(book, lane):
             quiet = Quiet(
                 incarnation=event.incarnation,
@@ -213,3 +215,6 @@ def restart(book: Book, event: e.ControllerStarted) -> None:
                 facts.OrderLost(now_ms=event.now_ms, token=machine.run.token, reason="the controller restarted"),
             )
         book.used_at.setdefault(lane, event.now_ms)
+    for limit in (book.settings.ready_idle_ms, book.settings.parked_idle_ms):
+        if limit is not None:
+            book.due.at(Millis(event.now_ms + limit + 1), "idle", None)

@@ -13,10 +13,11 @@ from capyctl.control.orders import AwaitIdle, Launch, Probe, Release, Restore, T
 from capyctl.control.records import Move
 from capyctl.errors import InvariantBroken, check
 from capyctl.fsm import effects as fx
-from capyctl.fsm import facts, instance
+from capyctl.fsm import cleanup, facts, instance
+from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Step
 from capyctl.fsm.table import Refused
-from capyctl.fsm.types import Lane, Millis
+from capyctl.fsm.types import Lane
 from capyctl.ledger import admission, settlement
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import Plan
@@ -59,6 +60,8 @@ def tell(book: Book, lane: Lane, fact: facts.Fact) -> Refused | None:
             _send(book, lane, effect)
         else:
             book.notices.append((lane, effect))
+    if isinstance(row.machine.life, cleanup.State) and machine.phase is ResidencyPhase.PARKED:
+        book.notices.append((lane, fx.ParkEnded(code=None)))  # a look completed the park whose answer was lost
     return refusal
 
 

@@ -11,10 +11,15 @@ from capyctl.control.orders import ConfirmStored
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import effects as fx
 from capyctl.fsm import switch
-from capyctl.fsm.types import Generation, Lane, StopKind
+from capyctl.fsm.run import Stop
+from capyctl.fsm.types import Generation, Lane, Millis, StopKind
 
 CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "insufficient_device_memory"})
 """Failures of a start that a waiting client reads as they are; any other one is `activation_failed`."""
+
+
+INSISTED = 2
+"""Stops of this rank and above were asked for by somebody: an operator, a new revision, a host's drain."""
 
 
 def hear(book: Book) -> None:
@@ -37,19 +42,15 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.GateClosed():
             book.loads.pop(lane, None)
         case fx.ReadyReached():
-            _granted(book, lane)
             operations.met(book, lane, operations.SERVE)
             switching.target_ready(book, lane)
         case fx.StartEnded(code=code, reason=reason):
-            _granted(book, lane)
-            operations.failed(book, lane, operations.SERVE, code, reason)
-            switching.target_failed(book, lane.deployment, code, reason)
+            _start_ended(book, lane, code, reason)
             _answer_waiters(book, lane, code, reason)
         case fx.AttemptFailed(code=code, reason=reason, attempt=attempt):
             operations.waits(book, lane, code, f"attempt {attempt} failed: {reason}")
         case fx.ParkEnded(code=None):
-            operations.met(book, lane, operations.PARK)
-            switching.released(book, lane, switch.Released.PARKED)
+            _parked(book, lane)
         case fx.ParkEnded(code=str(code), reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
             switching.not_released(book, lane, reason)
@@ -59,38 +60,73 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
             operations.met(book, lane, operations.STOP)
             operations.met(book, lane, operations.PARK)
             switching.released(book, lane, _how(row, stop.kind))
-        case fx.StopWithdrawn(reason=reason):
+            _stopped(book, lane, stop)
+        case fx.StopWithdrawn(code=code, reason=reason):
+            operations.failed(book, lane, operations.PARK, code, reason)
             switching.not_released(book, lane, reason)
         case fx.RunGone(incarnation=incarnation, proof=proof):
             _fence(book, lane, incarnation.generation)
             requests.gone(book, incarnation, proof)
         case fx.RunUncertain(reason=reason):
             operations.unknown(book, lane, reason)
-            switching.lost(book, lane, reason)
+            switching.not_released(book, lane, reason)
+            switching.target_failed(book, lane, "unreconciled", reason)
 
 
 def _opened(book: Book, lane: Lane) -> None:
     """The gate is open: waiters come first, so that no switch finds a model that has served nobody."""
     book.used_at[lane] = book.now_ms
+    forget_wish(book, lane)
     requests.let_in(book, lane.deployment)
     switching.opened(book, lane)
+    if book.settings.ready_idle_ms is not None:
+        book.due.at(Millis(book.now_ms + book.settings.ready_idle_ms + 1), "idle", None)
 
 
-def _granted(book: Book, lane: Lane) -> None:
+def _parked(book: Book, lane: Lane) -> None:
+    operations.met(book, lane, operations.PARK)
+    switching.released(book, lane, switch.Released.PARKED)
+    if book.settings.parked_idle_ms is not None:
+        book.due.at(Millis(book.now_ms + book.settings.parked_idle_ms + 1), "idle", None)
+
+
+def forget_wish(book: Book, lane: Lane) -> None:
     """The wish is over: it serves, or it will not."""
     row = book.instances[lane]
     if row.wish is not None:
         book.put_instance(lane, attrs.evolve(row, wish=None))
     book.shortfalls.pop(lane, None)
+    book.told_short.pop(lane, None)
+
+
+def _start_ended(book: Book, lane: Lane, code: str, reason: str) -> None:
+    """It will not serve; the switch that made room for it hears that while the wish still names the switch."""
+    switching.target_failed(book, lane, code, reason)
+    operations.failed(book, lane, operations.SERVE, code, reason)
+    forget_wish(book, lane)
+
+
+def _stopped(book: Book, lane: Lane, stop: Stop) -> None:
+    """A stop that somebody insisted on ends the start it came upon, but not one that was asked for after it."""
+    row = book.deployments[lane.deployment]
+    wish = book.instances[lane].wish
+    if stop.rank < INSISTED:
+        return
+    if wish is not None and wish.since_ms >= stop.asked_at_ms and not requests.operator_stopped(book, row):
+        return
+    _start_ended(book, lane, "deployment_stopped", "it was stopped while it started")
 
 
 def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
     """When nobody else is on the way to serve this deployment, those who wait for it are answered."""
     if any(row.gate_open or row.on_the_way for _, row in book.of(lane.deployment)):
         return
+    stopped = requests.operator_stopped(book, book.deployments[lane.deployment])
+    if code == "deployment_stopped" and not stopped:
+        return  # a new revision, or a host that is drained: who waits is served by what comes next
     run = book.instances[lane].machine.run
     retry = None if run.retry_at_ms is None else max(1, -(-(run.retry_at_ms - book.now_ms) // 1000))
-    if requests.operator_stopped(book, book.deployments[lane.deployment]):
+    if stopped:
         name = book.deployments[lane.deployment].spec.name
         requests.fail_waiters(
             book,

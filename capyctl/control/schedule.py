@@ -44,15 +44,16 @@ def settle(book: Book) -> None:
         before = book.version
         for part in (
             _turns,
+            _settled,
             _proofs,
             _drains,
+            _wishes,
             _parks,
             _wakes,
             _starts,
             switching.advance,
             _switches,
             _waiters,
-            _settled,
         ):
             part(book)
             notices.hear(book)
@@ -163,6 +164,25 @@ def _wakes(book: Book) -> None:
                 deadline_ms=Millis(book.now_ms + lanes.plan_of(book, lane).wake_ms),
             ),
         )
+
+
+# --- wishes ----------------------------------------------------------------------------------------------
+
+
+def _wishes(book: Book) -> None:
+    """What was in the way of a wish is over: the instance is at rest, so it is started or woken now."""
+    for lane in sorted(book.wished):
+        row = book.instances[lane]
+        if row.wish is None or not (row.may_start or row.is_parked):
+            continue
+        owner = book.deployments[lane.deployment]
+        if owner.state.phase is deployment.Phase.DELETING or requests.operator_stopped(book, owner):
+            notices.forget_wish(book, lane)
+            continue
+        refused = commands.take_up(book, lane, row.wish)
+        if refused is not None:
+            operations.failed(book, lane, operations.SERVE, refused.code, "it cannot be started now")
+            notices.forget_wish(book, lane)
 
 
 # --- starts ---------------------------------------------------------------------------------------------
@@ -319,15 +339,26 @@ def _waiters(book: Book) -> None:
             _restart_saturated(book, target)
         if book.serving(target) or requests.operator_stopped(book, row):
             continue
-        if row.spec.activation is Activation.EXPLICIT or any(one.on_the_way for _, one in book.of(target)):
-            continue
         if row.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
             continue
-        lane = _cheapest(book, target)
-        if lane is not None:
-            oldest = min((book.requests[one].arrived_at_ms for one in queue.waiting), default=book.now_ms)
-            latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=None)
-            commands.activate(book, lane, Wish(origin=Origin.REQUEST, since_ms=oldest), latest)
+        oldest = min((book.requests[one].arrived_at_ms for one in queue.waiting), default=book.now_ms)
+        latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=None)
+        wish = Wish(origin=Origin.REQUEST, since_ms=oldest, until_ms=latest)
+        coming = [lane for lane, one in book.of(target) if one.on_the_way]
+        if coming:
+            _join(book, coming, wish)
+        elif row.spec.activation is not Activation.EXPLICIT:
+            lane = _cheapest(book, target)
+            if lane is not None:
+                commands.activate(book, lane, wish)
+
+
+def _join(book: Book, coming: list[Lane], wish: Wish) -> None:
+    """It is on the way; what restarts by itself is from now on wanted by those who wait."""
+    for lane in coming:
+        row = book.instances[lane]
+        if row.wish is None and row.phase in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+            commands.activate(book, lane, wish)
 
 
 def _cheapest(book: Book, target: DeploymentId) -> Lane | None:
@@ -336,7 +367,9 @@ def _cheapest(book: Book, target: DeploymentId) -> Lane | None:
     for lane, row in book.of(target):
         if lane.index in book.deployments[target].state.stopped:
             continue
-        rank = 0 if row.is_parked else 1 if row.may_start else None
+        rank = 0 if row.is_parked else 1 if row.may_start_at(book.now_ms) else None
+        if rank is None and row.may_start:
+            book.due.at(row.run.retry_at_ms, "waiters", target)
         if rank is not None and (best is None or (rank, lane) < best):
             best = (rank, lane)
     return None if best is None else best[1]
@@ -364,10 +397,9 @@ def _settled(book: Book) -> None:
         if row.state.phase in (deployment.Phase.REVISING, deployment.Phase.DELETING):
             if not live:
                 commands.tell(book, target, deployment.InstancesSettled(now_ms=book.now_ms))
-        elif len(book.lanes.get(target, ())) > row.spec.instances:
-            for lane, one in list(book.of(target))[row.spec.instances :]:
-                if not (one.has_launch or one.in_progress):
-                    book.drop_instance(lane)
+        else:
+            for lane in commands.surplus(book, target, row.spec.instances):
+                commands.retire(book, lane)
 
 
 # --- timers ---------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def step(instance: Instance, event: facts.Fact) -> tuple[Instance, tuple[Effect 
 
 
 def tell(instance: Instance, event: facts.Fact) -> Told:
-    """As `step`, and say which rows decided."""
+    """As `step`, and say which rows decided. What changes nothing gives the very same instance: no row is stored."""
     after = instance
     orders: list[Effect | Refused] = []
     rows: list[tuple[str, Row]] = []
@@ -108,7 +108,7 @@ def _tell_life(
 ) -> Instance:
     name, taken = _take(instance.life, event)
     rows.append((name, taken.row))
-    after = attrs.evolve(instance, life=taken.state)
+    after = instance if taken.state is instance.life else attrs.evolve(instance, life=taken.state)
     for order in taken.orders:
         if isinstance(order, HandOver):
             after = attrs.evolve(after, life=heir(order))
@@ -125,7 +125,7 @@ def _tell_gate(
     taken = GATE.take(instance.gate, event)
     rows.append((GATE.name, taken.row))
     orders.extend(taken.orders)
-    return attrs.evolve(instance, gate=taken.state)
+    return instance if taken.state is instance.gate else attrs.evolve(instance, gate=taken.state)
 
 
 def _take(
