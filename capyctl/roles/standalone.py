@@ -250,15 +250,21 @@ async def _serve(
             await effects.start(driver.run)
             await _begin(services, link, here.agent.host)
             inbox.open()
+            await effects.start(ControlSocket(Path(settings.places.control_socket), services).serve)
             async with trio.open_nursery() as doors:
-                await _open_doors(doors, settings, form, stopping, services, here)
-                tell_service_manager("READY=1")
+                ready = await _open_doors(doors, settings, stopping, services, here, form)
+                await _first_look(services, stopping)
+                if not stopping.asked.is_set():
+                    places.replace(settings.places.management_address, f"{ready.management}\n")
+                    announce(ready, form)
+                    tell_service_manager("READY=1")
                 await stopping.asked.wait()
                 tell_service_manager("STOPPING=1")
                 services.desk.accepting = False
             # Both listeners have ended: what was running finished, or was cut within its grace.
             driver.close()
             effects.cancel_scope.cancel()
+        _forget_address(settings.places.management_address)
         hosts.cancel_scope.cancel()
 
 
@@ -292,22 +298,43 @@ async def _begin(services: Services, link: MemoryLink, host: HostId) -> None:
     driver.feed(events.HostOnline(policy=found.policy, boot_id=found.boot_id, now_ms=now_ms()))
 
 
+async def _first_look(services: Services, stopping: _Stopping) -> None:
+    """Wait until engines of before were looked at, for a while, or until the role is told to stop."""
+
+    async def ends(scope: trio.CancelScope) -> None:
+        await stopping.asked.wait()
+        scope.cancel()
+
+    with trio.move_on_after(RECOVERY_LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends, nursery.cancel_scope)
+            await services.driver.rested()
+            nursery.cancel_scope.cancel()
+
+
+def _forget_address(path: str) -> None:
+    """Nobody answers there any more; a role that was killed leaves it, and its client says where it asked."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # it was stopped before it was ready
+
+
 async def _open_doors(
     doors: trio.Nursery,
     settings: StandaloneSettings,
-    form: str,
     stopping: _Stopping,
     services: Services,
     here: Machine,
-) -> None:
-    """Bind and serve every listener; return once engines of before were looked at, and say that it is ready."""
+    form: str,
+) -> Ready:
+    """Bind and serve both listeners; what the banner says of them."""
     listeners = settings.document.server.listeners
     inference, management = listeners.inference, listeners.management
     if inference.authentication == "none" and not inference.bind.loopback:
         warn_open(str(inference.bind), form)
-    await doors.start(ControlSocket(Path(settings.places.control_socket), services).serve)
-    bound = await doors.start(partial(_serve_inference, inference.bind, settings, stopping, services, here))
-    admin = await doors.start(
+    bound: str = await doors.start(partial(_serve_inference, inference.bind, settings, stopping, services, here))
+    admin: str = await doors.start(
         partial(
             serve_management,
             build_management(services),
@@ -325,20 +352,14 @@ async def _open_doors(
         document=settings.document_path,
         rows=settings.rows,
     )
-    with trio.move_on_after(RECOVERY_LIMIT_S):
-        await services.driver.rested()
-    places.replace(settings.places.management_address, f"{admin}\n")
-    announce(
-        Ready(
-            role=ROLE,
-            inference=bound,
-            key_required=inference.authentication != "none",
-            management=admin,
-            engines=[profile.name for profile in here.registry.profiles()],
-            state=settings.places.root,
-            credentials=settings.places.credentials,
-        ),
-        form,
+    return Ready(
+        role=ROLE,
+        inference=bound,
+        key_required=inference.authentication != "none",
+        management=admin,
+        engines=[profile.name for profile in here.registry.profiles()],
+        state=settings.places.root,
+        credentials=settings.places.credentials,
     )
 
 

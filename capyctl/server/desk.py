@@ -30,7 +30,7 @@ RUNNING: Final = "ready"
 """Of a request that waits for nothing any more: its engine works on the answer."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class DeskTicket:
     """One request's dealings with the world (`router.desk.Ticket`)."""
 
@@ -103,7 +103,7 @@ class DeskTicket:
         self.refused(Refusal(code, message))
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Desk:
     """`router.desk.Desk` and `driver.Gates` in one. `feed` is the driver's."""
 

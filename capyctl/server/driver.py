@@ -125,7 +125,7 @@ class _Waiter:
     error: CapyError | None = None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Driver:
     """Owns the world. Run `run` in a nursery; from then on `feed` and `submit`."""
 
@@ -218,10 +218,9 @@ class Driver:
             self._moved = trio.Event()
         waits = [order for order in step.orders if not isinstance(order, orders.RouterOrder)]
         commit = self.store.append(event, step.changed, event.now_ms, waited=bool(waits))
-        for order in step.orders:
-            if isinstance(order, orders.RouterOrder):
-                assert self.gates is not None
-                self.gates.perform(order)
+        for order in _last_words_last(step.orders):
+            assert self.gates is not None
+            self.gates.perform(order)
         for order in waits:
             self._start(order, commit)
         due = self.world.next_due_ms
@@ -386,3 +385,9 @@ class Driver:
                 if self.world.next_due_ms == due:  # it did not let go of that deadline: do not spin on it
                     self._tick_pause_s = self._tick_pause_s or SPIN_PAUSE_S
                 await trio.lowlevel.checkpoint()
+
+
+def _last_words_last(given: Sequence[orders.Order]) -> list[orders.RouterOrder]:
+    """The router's orders of one step. They come in no order; a request is let go of after all else that concerns it."""
+    mine = [order for order in given if isinstance(order, orders.RouterOrder)]
+    return sorted(mine, key=lambda order: isinstance(order, orders.Settled)) if len(mine) > 1 else mine

@@ -53,7 +53,7 @@ class Link(Protocol):
     async def call(self, command: m.Command) -> m.Result: ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class HostLinks:
     """`driver.Hosts` over the sessions of every host. `book` is read, never written."""
 

@@ -49,7 +49,7 @@ class RoleFacts:
     rows: Sequence[Row] = attrs.field(default=(), repr=False)
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True, repr=False)
 class Services:
     """A running role, as its own interfaces see it. `facts` are set once the listeners are bound."""
 

@@ -373,6 +373,14 @@ async def test_at_most_two_checkpoints_are_measured_at_a_time(autojump_clock, dr
     assert world.kinds().count("RevisionResolved") == 3
 
 
+async def test_a_request_is_let_go_of_after_everything_else_that_concerns_it(autojump_clock, driver, world, gates):
+    settled = orders.Settled(request="R", outcome="refused", deployment=None, incarnation=None)
+    answer = orders.Answer(request="R", code="not_found", message="no such model")
+    world.on(events.RequestArrived, settled, answer)
+    driver.feed(arrived())
+    assert gates.performed == [answer, settled]
+
+
 # --- one at a time, and time -----------------------------------------------------------------------
 
 
