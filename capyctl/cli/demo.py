@@ -51,7 +51,8 @@ def demo(
     once: Annotated[bool, Parameter(negative=(), help="End when it has been shown; leave nothing running.")] = False,
 ) -> int:
     """See it work on this machine: two models share memory that holds one."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # even where a script's job ignores the first
+        signal.signal(number, signal.default_int_handler)
     with screen(NAMES) as show:
         environment = demo_parts.engine(show.step)
         model = demo_parts.model(show.step)
@@ -65,13 +66,13 @@ def demo(
             else:
                 show.step("The endpoint stays up until you press Ctrl-C")
                 show.close()  # what follows is meant for copying
-                _farewell(running)
-                _until_interrupted()
+                _stay_up(running)
     return 0
 
 
-def _until_interrupted() -> None:
+def _stay_up(running: Running) -> None:
     try:
+        _farewell(running)
         while True:
             signal.pause()
     except KeyboardInterrupt:
@@ -133,7 +134,8 @@ def _role(show: Screen, environment: Path, model: Path) -> Iterator[Running]:
                 _measured(running, show)
                 yield running
             finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave engines behind
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)  # a second one must not leave engines behind
                 _stop_engines(running)
         finally:
             _end(process)
