@@ -42,7 +42,6 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.GateClosed():
             book.loads.pop(lane, None)
         case fx.ReadyReached():
-            operations.met(book, lane, operations.SERVE)
             switching.target_ready(book, lane)
         case fx.StartEnded(code=code, reason=reason):
             _start_ended(book, lane, code, reason)
@@ -77,6 +76,7 @@ def _opened(book: Book, lane: Lane) -> None:
     """The gate is open: waiters come first, so that no switch finds a model that has served nobody."""
     book.used_at[lane] = book.now_ms
     forget_wish(book, lane)
+    operations.met(book, lane, operations.SERVE)  # not sooner: whoever waited for it may send a request at once
     requests.let_in(book, lane.deployment)
     switching.opened(book, lane)
     if book.settings.ready_idle_ms is not None:
