@@ -27,6 +27,7 @@ import attrs
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+import pytest  # noqa: E402
 from _pytest.mark import ParameterSet  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test  # noqa: E402
@@ -66,7 +67,7 @@ TESTS = {
     "cleanup": ("test_cleanup*.py", "test_instance*.py"),
     "gate": ("test_gate*.py", "test_instance*.py"),
     "member": ("test_group*.py", "test_member*.py"),
-    "ledger": tuple(f"test_ledger_{part}.py" for part in ("ledger", "placement", "settlement", "victims", "model")),
+    "ledger": tuple(f"test_ledger_{part}.py" for part in ("admission", "placement", "settlement", "victims", "model")),
 }
 """Where the claims about a machine are tested, where it is not in `test_<machine>*.py`."""
 
@@ -112,7 +113,7 @@ def model(machine: type[RuleBasedStateMachine]) -> Callable[[], None]:
 
 
 def calls(function: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """A test function once for each of its parameter sets; none if it wants fixtures, which only pytest gives."""
+    """A test function once for each of its parameter sets; none if it wants fixtures that only pytest gives."""
     sets: list[list[dict[str, Any]]] = []
     for mark in getattr(function, "pytestmark", []):
         if mark.name == "parametrize":
@@ -123,11 +124,18 @@ def calls(function: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
     given = {name for one in sets for name in one[0]}
     signature = inspect.signature(function)
     wanted = {name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty}
-    if inspect.iscoroutinefunction(function) or (wanted != given and not hasattr(function, "hypothesis")):
+    missing = set() if hasattr(function, "hypothesis") else wanted - given
+    if inspect.iscoroutinefunction(function) or missing - {"monkeypatch"}:
         return
     for chosen in itertools.product(*sets):
         arguments = {name: value for one in chosen for name, value in one.items()}
-        yield lambda arguments=arguments: function(**arguments)
+        yield lambda arguments=arguments: call(function, arguments, patched=bool(missing))
+
+
+def call(function: Callable[..., Any], arguments: dict[str, Any], *, patched: bool) -> None:
+    """Call a test, with a monkeypatch of its own if it wants one."""
+    with pytest.MonkeyPatch.context() as patch:
+        function(**arguments, **({"monkeypatch": patch} if patched else {}))
 
 
 def failure(check: Check) -> BaseException | None:
