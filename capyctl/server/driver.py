@@ -28,7 +28,7 @@ import trio
 
 from capyctl.control import events, orders
 from capyctl.control.records import Move, Record
-from capyctl.errors import CapyError, Failure, InvariantBroken, Refusal
+from capyctl.errors import CapyError, Failure, InvariantBroken, Lost, Refusal
 from capyctl.fsm.types import Lane, Millis, RequestId
 from capyctl.server.clock import Clock
 from capyctl.server.log import Log
@@ -165,7 +165,8 @@ class Driver:
     async def submit(self, event: CommandEvent) -> orders.Receipt:
         """Tell the world an operator's command and wait for its answer, which is durable when it comes.
 
-        Raises: Refusal with the world's code and figures; Failure `internal` when the world or the store broke.
+        Raises: Refusal with the world's code and figures; Failure `internal` when the world or the store broke;
+        Lost `unavailable` when the driver ended first: the command may have been taken.
         """
         waiter = _Waiter()
         self._waiters.setdefault(event.command.key, deque()).append(waiter)
@@ -187,6 +188,9 @@ class Driver:
                 await self._keep_time()
         finally:
             self._closing = True
+            for key in list(self._waiters):
+                for _ in range(len(self._waiters[key])):
+                    self._settle(key, None, Lost("unavailable", "the role stopped before it could answer; ask again"))
 
     def close(self) -> None:
         """Start nothing on hosts any more; facts are still taken and stored."""
@@ -218,9 +222,9 @@ class Driver:
             self._moved = trio.Event()
         waits = [order for order in step.orders if not isinstance(order, orders.RouterOrder)]
         commit = self.store.append(event, step.changed, event.now_ms, waited=bool(waits))
-        for order in _last_words_last(step.orders):
+        for to_router in _last_words_last(step.orders):
             assert self.gates is not None
-            self.gates.perform(order)
+            self.gates.perform(to_router)
         for order in waits:
             self._start(order, commit)
         due = self.world.next_due_ms
@@ -388,6 +392,6 @@ class Driver:
 
 
 def _last_words_last(given: Sequence[orders.Order]) -> list[orders.RouterOrder]:
-    """The router's orders of one step. They come in no order; a request is let go of after all else that concerns it."""
+    """The router's orders of one step, which come in no order: a request is let go of after all else about it."""
     mine = [order for order in given if isinstance(order, orders.RouterOrder)]
     return sorted(mine, key=lambda order: isinstance(order, orders.Settled)) if len(mine) > 1 else mine

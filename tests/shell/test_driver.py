@@ -12,7 +12,7 @@ import trio.testing
 
 from capyctl.control import events, orders
 from capyctl.control.records import Counter, Move, Record
-from capyctl.errors import Failure, InvariantBroken, Refusal
+from capyctl.errors import Failure, InvariantBroken, Lost, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Lane
 from capyctl.server.driver import Driver
 
@@ -249,6 +249,23 @@ async def test_a_caller_that_left_does_not_take_the_next_ones_answer(autojump_cl
     await quiet()
     world.on(events.StopAsked, orders.Reply(key="k", receipt=orders.Receipt(operation="B", deployment="D", revision=1)))
     assert (await driver.submit(stop_asked())).operation == "B"
+
+
+async def test_a_caller_whose_driver_ends_first_knows_that_nobody_knows(autojump_clock, world, store, hosts, gates):
+    driver = Driver(world=world, store=store, hosts=hosts, clock=now, gates=gates)
+    store.held = True
+    world.on(events.StopAsked, orders.Reply(key="k", receipt=orders.Receipt(operation="A", deployment="D", revision=1)))
+    async with trio.open_nursery() as callers:
+
+        async def ask():
+            with pytest.raises(Lost):
+                await driver.submit(stop_asked())
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            callers.start_soon(ask)
+            await quiet()
+            nursery.cancel_scope.cancel()
 
 
 async def test_ready_is_confirmed_when_it_is_stored_and_not_before(autojump_clock, driver, world, store):
