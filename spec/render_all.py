@@ -41,13 +41,19 @@ def machines() -> dict[str, Any]:
 
 
 def answers() -> dict[str, render.Answers]:
-    """What the phases of each machine answer, for those that are asked."""
+    """What the phases of each machine answer, for those that are asked.
+
+    A machine's module says `QUESTIONS`: phase -> one answer per question. `instance` says them for its three machines.
+    """
     told: dict[str, render.Answers] = {}
-    for name in MACHINES:
+    by_enum = {machine.phases: name for name, machine in machines().items()}
+    for name in (*MACHINES, "instance"):
         module = importlib.import_module(f"capyctl.fsm.{name}")
-        by_phase = getattr(module, "QUESTIONS", None)
-        if by_phase is not None:
-            told[name] = render.Answers(getattr(module, "QUESTION_HEADS", render.INSTANCE_QUESTIONS), by_phase)
+        heads = getattr(module, "QUESTION_HEADS", render.INSTANCE_QUESTIONS)
+        lines: dict[str, dict[Any, Any]] = {}
+        for phase, line in getattr(module, "QUESTIONS", {}).items():
+            lines.setdefault(by_enum[type(phase)], {})[phase] = line
+        told |= {machine: render.Answers(heads, by_phase) for machine, by_phase in lines.items()}
     return told
 
 

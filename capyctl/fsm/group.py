@@ -108,11 +108,15 @@ class PrepareSent(Event):
 
 @attrs.frozen(kw_only=True)
 class MemberPrepared(Event):
+    """A member's host checked everything and found it good."""
+
     rank: int
 
 
 @attrs.frozen(kw_only=True)
 class PrepareRefused(Event):
+    """A member's host refused to prepare it."""
+
     rank: int
     code: str
     reason: str
@@ -120,6 +124,8 @@ class PrepareRefused(Event):
 
 @attrs.frozen(kw_only=True)
 class MemberLaunched(Event):
+    """A member's processes are recorded."""
+
     rank: int
 
 
@@ -154,6 +160,8 @@ class ParkAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class Drained(Event):
+    """The route is closed, and the engine is proven quiet."""
+
     quiet: Quiet
 
 
@@ -198,6 +206,8 @@ class CanaryWrong(Event):
 
 @attrs.frozen(kw_only=True)
 class StopAsked(Event):
+    """It is to end."""
+
     kind: StopKind
 
 

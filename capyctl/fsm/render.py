@@ -1,6 +1,6 @@
 """Turns machines into spec pages: the same rows that decide are the rows that a reviewer reads.
 
-A page shows prose, phases, the transition table in declaration order, what is refused and what is
+A page shows prose, phases, events, the transition table in declaration order, what is refused and what is
 ignored, the invariants and a diagram. What one cannot read off a table, whether a phase may serve
 or be signalled, stands on a page of its own, from the `QUESTIONS` beside each machine.
 """
@@ -43,6 +43,8 @@ def page(machine: Machine[Any], *, source: str | None = None) -> str:
         *prose(machine.doc),
         "## Phases",
         table(("phase", "meaning"), phase_rows(machine.phases)),
+        "## Events",
+        table(("event", "says"), ((f"`{event.__name__}`", first_line(event)) for event in machine.events)),
         "## Transitions",
         "Rows of one phase and event have guards that exclude each other; their order decides nothing. "
         "Where *to* says stays, only data changes. *why* says what the row does not.",
@@ -197,9 +199,11 @@ def _said(answer: object) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a bar inside a cell is escaped."""
-    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    lines += [" | ".join(_cell(cell) for cell in row) for row in rows]
+    """A Markdown table; a bar inside a cell is escaped. "Nothing." without a row."""
+    told = [" | ".join(_cell(cell) for cell in row) for row in rows]
+    if not told:
+        return "Nothing."
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads), *told]
     return "\n".join(f"| {line} |" for line in lines)
 
 
