@@ -9,8 +9,11 @@ import trio
 from server_role import API_KEY, CONFIG, HOST, TOKEN, FakeAgent, Role, http, role
 
 from capyctl import __version__, ulid
+from capyctl.control.records import RECORDS
+from capyctl.control.world import World
 from capyctl.router.desk import Arrival
 from capyctl.server import clock as clocks
+from capyctl.server.store import Store
 
 
 @pytest.fixture
@@ -534,3 +537,31 @@ async def test_a_caller_that_hangs_up_does_not_take_its_command_back(here: Role)
     status, _ = await here.ask("POST", "/deployments", {"config": CONFIG}, key="gone")
     assert status == 202
     assert len(here.services.world.book.deployments) == 1
+
+
+# --- replay ----------------------------------------------------------------------------------------
+
+
+async def test_the_journal_fed_through_a_fresh_world_gives_the_stored_rows(tmp_path):
+    async with role(tmp_path / "server") as here:
+        first, second = await here.deployed(), await here.deployed(name="other")
+        await here.act(first, "start")
+        await here.settled(first["id"], lambda view: view["ready"] == "1/1")
+        await here.act(second, "start")
+        await here.settled(second["id"], lambda view: view["ready"] == "1/1")
+        await here.act(first, "stop")
+        await here.settled(first["id"], lambda view: view["observed_state"] == "stopped")
+        await here.ask("POST", f"/hosts/{HOST}/drain", {})
+        await here.settled(second["id"], lambda view: view["observed_state"] == "stopped")
+        await here.act(second, "delete")
+    store = Store(tmp_path / "server", RECORDS)
+    snapshot, journal = store.journal()
+    stored = {(record.kind, record.key): record.value for record in store.load()}
+    store.close()
+    world = World.load(snapshot, now_ms=journal[0].now_ms)
+    for event in journal:
+        world.handle(event)
+    replayed = {(record.kind, record.key): record.value for record in world.records()}
+    assert len(journal) > 20
+    assert {kind for kind, _ in stored} >= {"deployment", "instance", "operation", "host", "receipt", "counter"}
+    assert replayed == stored
