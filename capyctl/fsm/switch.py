@@ -511,8 +511,10 @@ def _failed(state: State, event: Event, code: str, reason: str) -> State:
 
 
 def _drain_failure(state: State) -> tuple[str, str]:
-    busy = ", ".join(str(victim.lane) for victim in _left(state.victims) if not victim.drained)
-    return "unavailable", f"{busy} did not drain within {state.drain_limit_ms / 1000:g} s"
+    """Without names: clients read this, and a key may not know the other models."""
+    busy = sum(not victim.drained for victim in _left(state.victims))
+    who = "the model in its way was" if busy == 1 else f"{busy} models in its way were"
+    return "unavailable", f"{who} still answering after {state.drain_limit_ms / 1000:g} s; ask again later"
 
 
 # --- emits ----------------------------------------------------------------------------------------
