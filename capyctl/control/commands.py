@@ -300,6 +300,11 @@ def _park(book: Book, event: e.ParkAsked) -> Receipt:
     )
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))
+    open_park = next(operations.open_for(book, identity, operations.PARK), None)
+    if open_park is not None:
+        operations.tell(book, open_park.operation, operation.Joined(now_ms=event.now_ms))
+        _perform(book, identity, effects, open_park.operation)
+        return Receipt(operation=open_park.operation, deployment=identity, revision=after.revision, joined=True)
     indices = tuple(lane.index for lane, one in book.of(identity) if one.is_ready)
     _open(book, event.command.operation, identity, Kind.PARK, indices, None, event.now_ms)
     _perform(book, identity, effects, event.command.operation)
@@ -464,6 +469,8 @@ def _drop(book: Book, row: DeploymentRow) -> None:
             del book.routes[route]
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
     book.traffic.forget(identity)
+    for memo in (book.evicts_again_at, book.lanes, book.open_operations, book.latest_operation):
+        memo.pop(identity, None)
     del book.deployments[identity]
     book.touch("deployment", identity)
 

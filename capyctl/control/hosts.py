@@ -5,9 +5,9 @@ from __future__ import annotations
 from capyctl.control import events as e
 from capyctl.control import lanes, requests, switching
 from capyctl.control.book import Book
-from capyctl.control.records import HostRow, Move
+from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
-from capyctl.fsm import facts, gate
+from capyctl.fsm import facts, gate, residency
 from capyctl.fsm.instance import in_flight
 from capyctl.fsm.proofs import Quiet
 from capyctl.fsm.residency import ResidencyPhase
@@ -183,6 +183,10 @@ def load(book: Book, event: e.LoadReported) -> None:
         if switching.closes(book, lane):
             return  # nobody gives way before every victim of the switch is drained
         if event.read_at_ms >= closed_at and not requests.waited_for(book, lane):
+            if requests.settle_at_stop(book, lane):
+                lanes.tell(book, lane, _park_again(row, event.now_ms))  # a stop now: its copy would hold that work
+                book.dirty = True
+                return
             quiet = Quiet(
                 incarnation=event.incarnation,
                 gate_closed_at_ms=closed_at,
@@ -192,6 +196,22 @@ def load(book: Book, event: e.LoadReported) -> None:
                 read_at_ms=event.read_at_ms,
             )
             lanes.tell(book, lane, facts.GateDrained(now_ms=event.now_ms, quiet=quiet))
+
+
+def _park_again(row: InstanceRow, now_ms: Millis) -> facts.ParkRequested:
+    """The park that it drains for, asked for anew: a request that ends only with its engine came up meanwhile."""
+    life = row.machine.life
+    assert isinstance(life, residency.State)  # only a drain to a park comes here
+    assert life.ask is not None
+    assert life.drain_ends_at_ms is not None
+    return facts.ParkRequested(
+        now_ms=now_ms,
+        origin=life.ask.origin,
+        drain_ends_at_ms=life.drain_ends_at_ms,
+        switch=life.ask.switch,
+        for_name=life.ask.for_name,
+        settle_at_stop=True,
+    )
 
 
 def stored(book: Book, event: e.ReadyStored) -> None:

@@ -212,9 +212,7 @@ def inv_m7_below_its_peak_with_a_proof(book: Book) -> bool:
 
 def inv_m12_a_whole_host_has_one_owner(book: Book) -> bool:
     """M12: An owner that is charged a whole host is alone on it."""
-    return all(
-        sum(1 for _ in book.ledger.on(held.host)) == 1 for _, held in book.ledger.rows() if held.whole_host
-    )
+    return all(sum(1 for _ in book.ledger.on(held.host)) == 1 for _, held in book.ledger.rows() if held.whole_host)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -331,7 +329,11 @@ def inv_40_the_warm_stay(book: Book) -> bool:
         if not (spec.warm or spec.activation is Activation.EXPLICIT) or row.revision != _revision(book, lane):
             continue
         life = row.machine.life
-        if isinstance(life, residency.State) and life.ask is not None and life.ask.origin in (Origin.SWITCH, Origin.IDLE):
+        if (
+            isinstance(life, residency.State)
+            and life.ask is not None
+            and life.ask.origin in (Origin.SWITCH, Origin.IDLE)
+        ):
             return False
         stop = instance.why_stopped(row.machine)
         if stop is not None and row.has_launch and stop.kind in (StopKind.PRESSURE, StopKind.IDLE, StopKind.RECLAIM):
@@ -431,9 +433,7 @@ def idx_lanes(book: Book) -> bool:
 
 def idx_routes(book: Book) -> bool:
     """Routes are those of the deployments' specs."""
-    return book.routes == {
-        route: identity for identity, row in book.deployments.items() for route in row.spec.routes
-    }
+    return book.routes == {route: identity for identity, row in book.deployments.items() for route in row.spec.routes}
 
 
 def idx_busy(book: Book) -> bool:
@@ -821,11 +821,20 @@ def tr_39_only_an_operator_starts_the_explicit(change: Change) -> bool:
         before, row = change.before.instances.get(lane), change.book.instances[lane]
         wish = row.wish or (before.wish if before is not None else None)
         spec = change.book.deployments[lane.deployment].spec
-        if wish is None and (before is None or before.machine.phase is not activation.ActivationPhase.PLANNED):
+        if wish is None and (before is None or not _restarts(before)):
             return False
         if spec.activation is Activation.EXPLICIT and wish is not None and wish.origin is not Origin.OPERATOR:
             return False
     return True
+
+
+def _restarts(row: InstanceRow) -> bool:
+    """It starts by itself: its places were stuck, its wake failed, or whoever wanted it gave up while it was planned."""
+    life = row.machine.life
+    if isinstance(life, cleanup.State):
+        kind = life.stop.kind if life.stop is not None else StopKind.FAILED_WAKE
+        return kind in (StopKind.SATURATION, StopKind.FAILED_WAKE)
+    return life.phase in (activation.ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 
 
 def tr_41_reading_starts_nothing(change: Change) -> bool:
@@ -875,7 +884,9 @@ def tr_46_victims_waited_less(change: Change) -> bool:
             waiting = [
                 change.before.requests[one].arrived_at_ms
                 for one, other in change.before.requests.items()
-                if other.phase is request.Phase.QUEUED and other.deployment == victim.lane.deployment
+                if other.phase is request.Phase.QUEUED
+                and other.deployment == victim.lane.deployment
+                and one in book.traffic.queue(victim.lane.deployment).waiting  # let in meanwhile: drained, not bypassed
             ]
             if any(arrived < state.wanted_since_ms for arrived in waiting):
                 return False
@@ -901,6 +912,8 @@ def tr_49_room_is_for_the_target(change: Change) -> bool:
         if before is None or held.phase not in (Phase.COLD, Phase.WAKE):
             continue
         after = change.book.switches[before.switch]
+        if after.phase is switch.Phase.FAILED:
+            continue  # it gave up in this step; what rises now fits without anybody's giving way
         if owner.startswith(f"deployment:{before.target}/"):
             if any(victim.released is None for victim in after.victims):
                 return False

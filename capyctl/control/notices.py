@@ -35,6 +35,8 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
     match notice:
         case Armed():
             operations.armed(book, lane)
+            for other in book.lanes[lane.deployment]:
+                book.told_short.pop(other, None)  # the operation forgot why its other instances wait
         case fx.ConfirmStored(incarnation=incarnation):
             book.order(ConfirmStored(incarnation=incarnation))
         case fx.GateOpened():

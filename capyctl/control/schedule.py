@@ -29,6 +29,7 @@ PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not w
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
 PARK_LIMIT_MS = 120_000
 MARGIN_MS = 1
+HALF_A_SECOND = 500  # an idle model for which somebody waits is looked at again after this
 
 
 def settle(book: Book) -> None:
@@ -82,7 +83,7 @@ def _turns(book: Book) -> None:
 
 def _drains(book: Book) -> None:
     """Tell every draining lane, and the switch that closed one, when nothing runs on it any more."""
-    for lane in list(book.draining):
+    for lane in sorted(book.draining):
         row = book.instances.get(lane)
         if row is None or not (row.draining or switching.closes(book, lane)):
             book.draining.discard(lane)
@@ -102,7 +103,7 @@ def end_requests(book: Book, lane: Lane) -> None:
 
 def _proofs(book: Book) -> None:
     """READY engines whose readiness nobody proved to this session: look at them, one look at a time."""
-    for lane in book.doubted:
+    for lane in sorted(book.doubted):
         row = book.instances.get(lane)
         if row is None or not wants_proof(row.machine) or lane in book.looks or row.run.host not in book.online:
             continue
@@ -179,10 +180,15 @@ def _wishes(book: Book) -> None:
         if owner.state.phase is deployment.Phase.DELETING or requests.operator_stopped(book, owner):
             notices.forget_wish(book, lane)
             continue
-        refused = commands.take_up(book, lane, row.wish)
-        if refused is not None:
-            operations.failed(book, lane, operations.SERVE, refused.code, "it cannot be started now")
-            notices.forget_wish(book, lane)
+        if owner.state.phase is deployment.Phase.UNUSABLE:
+            code, reason = owner.state.gate_code or "checkpoint_unusable", owner.state.gate_reason
+        else:
+            refused = commands.take_up(book, lane, row.wish)
+            if refused is None:
+                continue
+            code, reason = refused.code, "it cannot be started now"
+        operations.failed(book, lane, operations.SERVE, code, reason)
+        notices.forget_wish(book, lane)
 
 
 # --- starts ---------------------------------------------------------------------------------------------
@@ -213,8 +219,11 @@ def _ineligible(book: Book, lane: Lane, hosts: list[HostId]) -> facts.NotPlaced:
 def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None:
     """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
     owner = book.deployments[lane.deployment]
-    tries = starts(book, lane, row, [host for host in hosts if may_take(book, lane, host)])
+    free = [host for host in hosts if may_take(book, lane, host)]
+    tries = starts(book, lane, row, free)
     if not tries:
+        if free and free == hosts:
+            _full(book, lane)
         return
     verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
     match verdict:
@@ -276,6 +285,15 @@ def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
         switching.say_short(book, lane, nowhere.code, reason, final=nowhere.never)
 
 
+def _full(book: Book, lane: Lane) -> None:
+    """Every host has as many of its instances as it may: one of them has to go first."""
+    spec = book.deployments[lane.deployment].spec
+    reason = f"{spec.name} runs on every host as often as it may ({spec.max_per_host} per host)"
+    if book.told_short.get(lane) != reason:
+        book.told_short[lane] = reason
+        switching.say_short(book, lane, "host_ineligible", reason)
+
+
 def _fits(book: Book, lane: Lane) -> None:
     book.shortfalls.pop(lane, None)
     book.told_short.pop(lane, None)
@@ -329,7 +347,7 @@ def _waiters(book: Book) -> None:
     """Let waiters in where there is a place; want an instance for those that nobody is on the way to serve."""
     wanted = book.asked | {target for target, queue in book.traffic.queues.items() if queue.waiting}
     book.asked.clear()
-    for target in wanted:
+    for target in sorted(wanted):  # sets have no order that a replay could rely on
         row = book.deployments.get(target)
         if row is None:
             continue
@@ -342,7 +360,8 @@ def _waiters(book: Book) -> None:
         if row.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
             continue
         oldest = min((book.requests[one].arrived_at_ms for one in queue.waiting), default=book.now_ms)
-        latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=None)
+        patience = Millis(book.now_ms + book.settings.request_deadline_ms)  # of one for whom the queue had no slot
+        latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=patience)
         wish = Wish(origin=Origin.REQUEST, since_ms=oldest, until_ms=latest)
         coming = [lane for lane, one in book.of(target) if one.on_the_way]
         if coming:
@@ -410,17 +429,17 @@ def idle_timers(book: Book) -> None:
     settings = book.settings
     for lane, row in list(book.instances.items()):
         spec = book.deployments[lane.deployment].spec
-        if spec.warm or spec.activation is Activation.EXPLICIT or book.running_on.get(lane, 0):
+        if spec.warm or spec.activation is Activation.EXPLICIT:
             continue
-        since = book.used_at.get(lane)
-        if since is None:
+        if book.running_on.get(lane, 0):
             book.used_at[lane] = book.now_ms
-            continue
+        since = book.used_at.setdefault(lane, book.now_ms)
         if row.gate_open and settings.ready_idle_ms is not None:
             if book.now_ms - since >= settings.ready_idle_ms and not book.traffic.queue(lane.deployment).waiting:
                 commands.park_lane(book, lane, Origin.IDLE)
             else:
-                book.due.at(Millis(since + settings.ready_idle_ms + MARGIN_MS), "idle", None)
+                ends_at = max(since, book.now_ms - settings.ready_idle_ms + HALF_A_SECOND) + settings.ready_idle_ms
+                book.due.at(Millis(ends_at + MARGIN_MS), "idle", None)
         elif row.is_parked and settings.parked_idle_ms is not None:
             if book.now_ms - since >= settings.parked_idle_ms:
                 commands.stop_lane(book, lane, StopKind.IDLE)

@@ -78,6 +78,8 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
             continue
         if row.phase not in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
             continue
+        if book.evicts_again_at.get(lane.deployment, Millis(0)) > book.now_ms:
+            continue
         if row.wish.origin is not Origin.OPERATOR or row.wish.evict:
             wanting.append((row.wish.since_ms, lane))
     for since_ms, lane in sorted(wanting):
@@ -225,6 +227,7 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
             _leave(book, state, lane, parks=False)
         case switch.FailWaiters(target=target, code=code, reason=reason):
             requests.fail_waiters(book, target, code, reason, 1)
+            _pause(book, target, code, reason)
         case switch.Conclude(host=host):
             book.active_switches.pop(host, None)
             book.dirty = True
@@ -233,6 +236,20 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
                     book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=None, switch=None)))
         case _:
             book.dirty = True  # CheckAgain, ActivateTarget, LetWaitersIn: answered by `advance` in the same pass
+
+
+def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
+    """Nobody gave way for it in time: its victims serve as long as they were kept, before they are asked again.
+
+    Whoever waited was told so. An operator's wish goes on; a request's wish was theirs.
+    """
+    again_at = Millis(book.now_ms + book.settings.drain_timeout_ms)
+    book.evicts_again_at[target] = again_at
+    book.due.at(again_at, "waiters", target)
+    for lane, row in list(book.of(target)):
+        if row.wish is not None and row.wish.origin is Origin.REQUEST:
+            book.put_instance(lane, attrs.evolve(row, wish=None))
+            lanes.tell(book, lane, facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=True))
 
 
 def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
