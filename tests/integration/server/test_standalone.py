@@ -455,3 +455,30 @@ def open_stream(home: Home, address: str, **fields: Any) -> socket.socket:
         assert piece, received
         received += piece
     return stream
+
+
+@pytest.mark.engine
+@needs_engine
+def test_a_role_killed_while_an_engine_loads_ends_with_one_engine_and_no_stray(home):
+    home.with_engine()
+    start = home.start()
+    config = {"name": "smol", "engine": "llamacpp", "model": "smol", "engine_config": {"context_length": 1024}}
+    _, receipt = home.manage("POST", "/deployments", {"config": config, "activate": True})
+    ends = time.monotonic() + 15
+    while not home.engines():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+    os.kill(start.process.pid, signal.SIGKILL)
+    start.ended()
+    start = home.start()
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    status, answer = home.ask(inference_of(start), "POST", "/v1/chat/completions", body, home.secret("api_key"))
+    assert status == 200, answer
+    assert len(home.engines()) == 1
+    _, view = home.manage("GET", f"/deployments/{receipt['deployment_id']}")
+    assert [line["phase"] for line in view["ledger"]] == ["ready"]
+    assert view["instances"][0]["pid"] == home.engines()[0]
+    home.manage("POST", "/drain", {})
+    home.until(receipt["deployment_id"], "stopped")
+    start.process.send_signal(signal.SIGTERM)
+    assert start.ended() == 0
