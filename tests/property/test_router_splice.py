@@ -233,3 +233,13 @@ def test_half_an_event_at_the_end_is_not_passed_on(rest: bytes) -> None:
     reader.feed(b'data: {"model":"m","choices":[{"delta":{"content":"x"}}]}\n\n' + rest)
     assert b"{" not in reader.finish()
     assert type(reader.end).__name__ != "Done"
+
+
+def test_a_line_without_an_end_is_cut_at_the_bound_and_not_held() -> None:
+    reader = EventReader(Dialect.CHAT, "m", piece_bytes_max=10_000)
+    fed = 0
+    while reader.end is None:
+        assert reader.feed(b"data: " + b"x" * 1000) == b""
+        fed += 1006
+        assert fed < 12_000
+    assert type(reader.end).__name__ == "Broken"
