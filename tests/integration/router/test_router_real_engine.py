@@ -146,7 +146,7 @@ async def test_a_hang_up_frees_the_slot(engine_port: int, stream: bool) -> None:
         async def busy() -> int:
             return sum(bool(slot["is_processing"]) for slot in json.loads((await slots.get("/slots"))[1]))
 
-        while not await busy():  # noqa: ASYNC110  the engine tells nobody when it begins
+        while not await busy():
             await trio.sleep(0.05)
         await client.aclose()
         await ticket.until("client_gone")

@@ -125,7 +125,7 @@ class Street:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     """What another task does by itself, and soon."""
-    while not holds():  # noqa: ASYNC110  the ingress has no event for it
+    while not holds():
         await trio.sleep(0.001)
 
 
