@@ -16,12 +16,12 @@ from pathlib import Path
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.proofs import NeverLaunched, Usable
 from capyctl.fsm.types import Bytes, HostId, Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
-from capyctl.host.clock import now_ms
 from capyctl.host.custody import Custody, in_thread, observe
 from capyctl.host.devices import Observer
 from capyctl.host.engine import LOAD_EVERY_S, Engine

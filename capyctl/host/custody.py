@@ -15,10 +15,10 @@ from typing import TypeVar
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.fsm.proofs import GoneProof, NeverLaunched, Rebooted, SameEngine
 from capyctl.fsm.types import Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
-from capyctl.host.clock import now_ms
 from capyctl.host.engine import Engine
 from capyctl.host.identity import Presence
 from capyctl.host.ingress import Ingress

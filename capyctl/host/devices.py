@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Device, Domain, HostId, Millis, ProcessIdentity
 from capyctl.host.cards import Card, CardReader, Nvml
-from capyctl.host.clock import now_ms
 from capyctl.host.identity import PROC, Presence, presence
 from capyctl.host.memory import CGROUPS, Seen, read_memory, resident_bytes
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, Observation

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure
 from capyctl.fsm.proofs import Usable
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity, logs, ports
 from capyctl.host.adapter import EngineAdapter, LaunchFacts
-from capyctl.host.clock import now_ms
 from capyctl.host.http import LoopbackClient
 from capyctl.host.journal import LaunchRecord
 

@@ -21,9 +21,9 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.fsm.types import Incarnation, Millis, RequestId
 from capyctl.host import wire
-from capyctl.host.clock import now_ms
 from capyctl.host.http import head
 from capyctl.host.wire import Wire, WireBroken
 from capyctl.router.desk import NotAccepted, Ticket, UpstreamBroken

@@ -16,11 +16,11 @@ import attrs
 import trio
 
 from capyctl.checkpoints.directory import resolve_model
+from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Bytes, Domain, Incarnation
 from capyctl.host import logs, process
 from capyctl.host.adapter import Checkpoints, EngineAdapter, EngineRegistry, LaunchFacts, Rendered
-from capyctl.host.clock import now_ms
 from capyctl.host.devices import Observer
 from capyctl.host.engine import Engine
 from capyctl.host.http import LoopbackClient

@@ -21,11 +21,11 @@ from pathlib import Path
 import attrs
 import trio
 
+from capyctl.clock import now_ms
 from capyctl.errors import Failure
 from capyctl.fsm.proofs import Gone
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity
-from capyctl.host.clock import now_ms
 from capyctl.host.identity import Presence
 
 GATE_PROGRAM = Path(__file__).with_name("gate.py")

@@ -20,6 +20,7 @@ from typing import Final
 import attrs
 import trio
 
+from capyctl import clock as clocks
 from capyctl import router
 from capyctl.control import events, views
 from capyctl.control.book import Settings
@@ -37,7 +38,6 @@ from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
 from capyctl.roles.ready import Ready, announce, tell_service_manager, warn_open
-from capyctl.server import clock as clocks
 from capyctl.server import log as logging
 from capyctl.server.control_socket import ControlSocket
 from capyctl.server.deploy import Allowed
@@ -132,7 +132,7 @@ class _Stopping:
 async def _role(settings: StandaloneSettings, form: str) -> None:
     stopping = _Stopping()
     credentials = _first_start(settings)
-    clock = clocks.steady()
+    clock = clocks.now_ms
     store = Store(Path(settings.places.server), RECORDS)
     try:
         world = World.load(store.load(), now_ms=clock(), settings=world_settings(settings))

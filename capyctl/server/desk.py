@@ -15,12 +15,12 @@ from typing import Final
 import attrs
 import trio
 
+from capyctl.clock import Clock
 from capyctl.control import events, orders
 from capyctl.control.book import Book
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import DeploymentId, Millis, RequestId
 from capyctl.router.desk import Arrival, Model, Place, Waiting
-from capyctl.server.clock import Clock
 from capyctl.server.store import Finished
 
 Queued = Callable[[RequestId], tuple[str, int] | None]

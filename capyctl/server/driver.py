@@ -26,11 +26,11 @@ from typing import Final, Protocol
 import attrs
 import trio
 
+from capyctl.clock import Clock
 from capyctl.control import events, orders
 from capyctl.control.records import Move, Record
 from capyctl.errors import CapyError, Failure, InvariantBroken, Lost, Refusal
 from capyctl.fsm.types import Lane, Millis, RequestId
-from capyctl.server.clock import Clock
 from capyctl.server.log import Log
 
 log = Log("driver")

@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from capyctl.checkpoints.sizing import derive_plan
+from capyctl.clock import Clock
 from capyctl.control import events, orders
 from capyctl.control.book import Book
 from capyctl.control.spec import Spec
@@ -26,7 +27,6 @@ from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
 from capyctl.fsm.proofs import Unsent
 from capyctl.fsm.types import DeploymentId, HostId, Incarnation, Millis, Phase, Token
 from capyctl.ledger.types import Plan
-from capyctl.server.clock import Clock
 from capyctl.server.log import Log
 from capyctl.session import messages as m
 

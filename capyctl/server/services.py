@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from capyctl import __version__, ulid
+from capyctl.clock import Clock
 from capyctl.control import events, orders, views
 from capyctl.control.spec import Spec
 from capyctl.control.world import World
@@ -23,7 +24,6 @@ from capyctl.engines.registry import Registry
 from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, SwitchId
 from capyctl.server import deploy, figures
-from capyctl.server.clock import Clock
 from capyctl.server.desk import Desk
 from capyctl.server.driver import CommandEvent, Driver
 from capyctl.server.keys import KeyRing

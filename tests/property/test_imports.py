@@ -34,9 +34,10 @@ MAY_IMPORT = {
     "checkpoints": BASE | {"documents", "fsm", "ledger"},
     "engines": BASE | {"documents", "checkpoints", "fsm", "ledger", "control"},
     "session": BASE | {"fsm", "ledger"},
-    "host": BASE | {"documents", "checkpoints", "engines", "session", "fsm", "ledger", "router"},
+    "clock": {"fsm"},
+    "host": BASE | {"clock"} | {"documents", "checkpoints", "engines", "session", "fsm", "ledger", "router"},
     "router": BASE | {"fsm", "ledger", "control"},
-    "server": BASE | {"fsm", "ledger", "control", "session", "router"} | {"documents", "checkpoints", "engines"},
+    "server": BASE | {"clock"} | {"fsm", "ledger", "control", "session", "router"} | {"documents", "checkpoints", "engines"},
 }
 """The arrows between rooms. `host` implements the router's `Upstream`, `server` its `Desk`: both read `router.desk`."""
 

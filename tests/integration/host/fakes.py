@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
+from capyctl.clock import now_ms
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, DeploymentId, Domain, Generation, HostId, Incarnation, Lane, Millis, Token
 from capyctl.host.adapter import EngineClient, LaunchFacts
-from capyctl.host.clock import now_ms
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.session.messages import Launch, Profile
 

@@ -1,7 +1,6 @@
 """The agent over real processes: launch, serve, fail, stop, and a role that ends and comes back."""
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC110
 
 from __future__ import annotations
 

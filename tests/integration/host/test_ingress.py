@@ -1,7 +1,6 @@
 """The ingress against small real servers on raw sockets, whose every close and byte the test decides."""
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC110
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The journal: what is durable, what is fenced, what is replayed, who may read it."""
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC221
 
 from __future__ import annotations
 

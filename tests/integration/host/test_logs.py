@@ -1,7 +1,6 @@
 """The log writer as the process it is: floods, secrets, rotation, the death of whoever started it."""
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC240
 
 from __future__ import annotations
 

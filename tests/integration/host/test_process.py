@@ -1,7 +1,6 @@
 """Identities, gated spawn, proven ends: against real processes."""
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC220, ASYNC240
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ One thread: with two, this kind of machine spends its time in spin barriers.
 """
 
 # A test may block and poll: it is alone in its loop, and what it waits for has no event.
-# ruff: noqa: ASYNC110, ASYNC240
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ import pytest
 import trio
 
 from capyctl.checkpoints.store import CheckpointStore
+from capyctl.clock import now_ms
 from capyctl.documents.blocks import EngineProfile, Security
 from capyctl.engines.llamacpp.adapter import LlamacppAdapter
 from capyctl.engines.registered import Registered
@@ -29,7 +29,6 @@ from capyctl.fsm.proofs import Gone
 from capyctl.fsm.types import Bytes, HostId, Millis, RequestId
 from capyctl.host.adapter import EngineAdapter
 from capyctl.host.agent import HostAgent
-from capyctl.host.clock import now_ms
 from capyctl.host.devices import Observer, host_policy
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import open_journal

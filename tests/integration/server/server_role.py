@@ -13,6 +13,7 @@ import attrs
 import h11
 import trio
 
+from capyctl import clock as clocks
 from capyctl import ulid
 from capyctl.control import events, views
 from capyctl.control.records import RECORDS
@@ -22,7 +23,6 @@ from capyctl.engines.registry import Registry
 from capyctl.fsm.proofs import Gone, SameEngine, Usable
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Lane, Millis, ProcessIdentity
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, Observation
-from capyctl.server import clock as clocks
 from capyctl.server.deploy import Allowed
 from capyctl.server.desk import Desk
 from capyctl.server.driver import Driver

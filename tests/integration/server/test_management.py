@@ -9,10 +9,10 @@ import trio
 from server_role import API_KEY, CONFIG, HOST, TOKEN, FakeAgent, Role, http, role
 
 from capyctl import __version__, ulid
+from capyctl import clock as clocks
 from capyctl.control.records import RECORDS
 from capyctl.control.world import World
 from capyctl.router.desk import Arrival
-from capyctl.server import clock as clocks
 from capyctl.server.store import Store
 
 

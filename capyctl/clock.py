@@ -23,3 +23,7 @@ def steady() -> Clock:
 
 def _since_boot_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+now_ms: Clock = steady()
+"""The clock of this process: what the host stamps evidence with and the server its events agree, whatever is set."""
