@@ -14,6 +14,9 @@ from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say,
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
 
+LAST_WORDS = 8
+"""Lines of a failed engine's log that `status` shows; `--json` has them all, and the log file is whole."""
+
 
 def deployment(name: str, /, *, common: Common = PLAIN) -> None:
     """Show a deployment: its instances, what it waits for, what failed."""
@@ -59,10 +62,16 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
 
 
 def last_error(error: Mapping[str, Any] | None) -> str:
-    """`<code>: <reason>` on one line."""
+    """`<code>: <reason>` on one line; the engine's own lines have a block of their own."""
     if not error:
         return "-"
-    return " ".join(f"{error.get('code')}: {error.get('message')}".split())
+    reason = str(error.get("message")).partition("\n")[0].removesuffix(":")
+    return " ".join(f"{error.get('code')}: {reason}".split())
+
+
+def last_words(error: Mapping[str, Any] | None) -> list[str]:
+    """The last lines that the engine wrote before it failed."""
+    return str(error.get("message")).splitlines()[1:] if error else []
 
 
 def applying(view: Mapping[str, Any]) -> dict[str, str]:
@@ -88,6 +97,9 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
     if stopped:
         lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
+    words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
+    if words:
+        lines["Last words"] = "\n".join(words[-LAST_WORDS:])
     charged = [
         f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({row.get('provenance')})"
         for row in view.get("ledger", ())

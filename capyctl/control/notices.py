@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from capyctl.control import operations, requests, switching
+from capyctl.control import operations, outward, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
@@ -139,7 +139,7 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
     elif code in CAPACITY:
         requests.fail_waiters(book, lane.deployment, code, reason, retry)
     else:
-        requests.fail_waiters(book, lane.deployment, "activation_failed", f"{code}: {reason}", retry)
+        requests.fail_waiters(book, lane.deployment, "activation_failed", f"{code}: {outward.words(reason)}", retry)
 
 
 def _how(row: InstanceRow, kind: StopKind) -> switch.Released:

@@ -7,6 +7,7 @@ finds a free place on an open gate is admitted in the step of its arrival; nothi
 from __future__ import annotations
 
 from capyctl.control import events as e
+from capyctl.control import outward
 from capyctl.control.book import Book
 from capyctl.control.orders import Abort, Admit, Answer, Cut, Settled
 from capyctl.control.records import DeploymentRow
@@ -83,7 +84,7 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if operator_stopped(book, row):
         return "deployment_stopped", f"an operator stopped it. Try: capyctl start deployment {name}", None
     if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
-        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {state.gate_reason}", None
+        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {outward.words(state.gate_reason)}", None
     rows = [instance for _, instance in book.of(state.deployment)]
     if any(instance.gate_open or instance.in_progress for instance in rows):
         return None
@@ -102,7 +103,7 @@ def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | No
     first = min(runs, key=lambda run: run.retry_at_ms)
     wait_s = max(1, -(-(first.retry_at_ms - now_ms) // 1000))
     problem = first.last_error
-    words = f"{problem.code}: {problem.reason}" if problem is not None else "the last start failed"
+    words = f"{problem.code}: {outward.words(problem.reason)}" if problem is not None else "the last start failed"
     return "activation_failed", f"{words} (tried again after {wait_s} s)", int(wait_s)
 
 

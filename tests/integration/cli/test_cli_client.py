@@ -58,7 +58,7 @@ def test_status_shows_the_reason_and_who_a_model_was_stopped_for(shell: Shell, r
         "host": "rack-a",
         "observed_state": "failed",
         "devices": ["gpu0"],
-        "last_error": {"code": "launch_failed", "message": "the engine exited\nbefore readiness"},
+        "last_error": {"code": "launch_failed", "message": "the engine exited before readiness:\nI a\nE b"},
         "stopped": {"kind": "pressure", "for": "notes", "switch_id": "01N8C2F0QW7V5T3R9JX4B6M1KD"},
     }
     assert shell("status", "deployment", "writer").out == (
@@ -69,10 +69,12 @@ def test_status_shows_the_reason_and_who_a_model_was_stopped_for(shell: Shell, r
         "INSTANCE   HOST     STATE    LIFECYCLE   DEVICES   LAST ERROR\n"
         "0          rack-a   failed   active      gpu0      launch_failed: the engine exited before readiness\n"
         "\n"
-        "  Engine    llamacpp 1\n"
-        "  Context   16384 tokens, fitted\n"
-        "  Stopped   for notes (switch 01N8C2F0QW7V5T3R9JX4B6M1KD)\n"
-        "  Charged   1.0 GiB ready on unified (derived)\n"
+        "  Engine       llamacpp 1\n"
+        "  Context      16384 tokens, fitted\n"
+        "  Stopped      for notes (switch 01N8C2F0QW7V5T3R9JX4B6M1KD)\n"
+        "  Last words   I a\n"
+        "               E b\n"
+        "  Charged      1.0 GiB ready on unified (derived)\n"
     )
 
 
