@@ -84,7 +84,8 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if operator_stopped(book, row):
         return "deployment_stopped", f"an operator stopped it. Try: capyctl start deployment {name}", None
     if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
-        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {outward.words(state.gate_reason)}", None
+        words = outward.words(state.gate_reason)
+        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {words}", None
     rows = [instance for _, instance in book.of(state.deployment)]
     if any(instance.gate_open or instance.in_progress for instance in rows):
         return None
