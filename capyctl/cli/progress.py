@@ -121,5 +121,6 @@ def check_succeeded(operation: dict[str, Any], name: str) -> None:
         raise Lost("unreconciled", f"{name}: {reason}; `capyctl status deployment {name}` follows it")
     code = str(operation.get("error_code") or "operation_failed")
     action = operation.get("action") or "operation"
-    reason = operation.get("reason") or f"the {action} of {name} ended as {operation.get('state')}"
-    raise made(code, f"{name}: {reason}", 503)
+    how = "was overtaken by a later command" if operation.get("state") == "cancelled" else "failed"
+    reason = str(operation.get("reason") or f"the {action} {how}")
+    raise made(code, reason if reason.startswith(f"{name} ") else f"{name}: {reason}", 503)

@@ -171,7 +171,7 @@ def inspect_deployment(name: str, /, *, common: Common = PLAIN) -> None:
     if common.as_json:
         emit_json(view)
         return
-    pairs = flat(view, skip=("document",))
+    pairs = flat(view, skip=("document", "hosts"))
     pairs["hosts"] = host_names(view)
     summary(f"Deployment {view['name']}", pairs)
 
@@ -205,7 +205,7 @@ def flat(record: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, str
             lines[path] = "-"
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            exact = path.endswith("bytes") or ".bytes." in path
+            exact = path.endswith(("bytes", "_limit", "_reserve")) or ".bytes." in path
             lines[path] = f"{text} ({memory({'it': value})})" if exact and text.isdigit() else text
 
     for name, value in record.items():

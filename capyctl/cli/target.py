@@ -14,8 +14,6 @@ from capyctl.documents import places
 from capyctl.documents.places import Places, Role
 from capyctl.errors import Refusal
 
-_STARTS = "`capyctl start standalone` (one machine), `capyctl start server`, or `capyctl start host`"
-
 
 @attrs.frozen(kw_only=True)
 class Target:
@@ -67,7 +65,9 @@ def _role(where: Places, stated: Role | None) -> Role:
         return stated
     clients = [role for role in known if role != "host"]
     if not clients:
-        raise Refusal("invalid_config", f"no role has run with the state root {where.root}; start one: {_STARTS}")
+        raise Refusal(
+            "invalid_config", f"no role has run with the state root {where.root}; start one: `capyctl start standalone`"
+        )
     if len(clients) > 1:
         named = " or ".join(f"--config {where.document(role)}" for role in clients)
         raise Refusal("invalid_config", f"a server and a standalone role share {where.root}; choose with {named}")

@@ -23,7 +23,7 @@ RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
 WORDS = {
     "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
     "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
-    "route_conflict": "the name or one of the routes of {name} is taken by another deployment",
+    "route_conflict": "the name or a route of {name} is deployed already. Try another, or --revision to replace it",
     "unsupported_capability": "{name} cannot park: its residency is restart_only. Try: capyctl stop deployment {name}",
     "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
     "checkpoint_digest_pending": "the checkpoint of {name} is still being measured; wait, or use --wait",
@@ -502,7 +502,8 @@ def _known(book: Book, identity: DeploymentId) -> DeploymentRow:
 def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
     for effect in effects:
         if isinstance(effect, Refused):
-            words = WORDS.get(effect.code, "{name} cannot do that now")
+            gate = "{name} cannot start: {gate}" if effect.code == row.state.gate_code else "{name} cannot do that now"
+            words = WORDS.get(effect.code, gate)
             message = words.format(name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason)
             raise _Turned(effect.code, message)
 

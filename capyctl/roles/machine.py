@@ -19,6 +19,7 @@ from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents import places
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.documents.standalone import HostHalf
+from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import HostId
@@ -136,7 +137,10 @@ async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded
 
 
 def _check_this_release(half: HostHalf, settings: StandaloneSettings) -> None:
-    """Refuse what this release would otherwise silently not do, where that is a promise about privacy."""
+    """Refuse what this release would otherwise silently not do: promises about privacy, engines it does not run."""
+    for word in half.local_engine.installations:
+        if word not in FAMILIES:
+            raise Refusal("unsupported", f"host.local_engine.{word}: this release runs {', '.join(FAMILIES)} only")
     if half.engine_logs == "memory" or half.retention == "zero":
         raise Refusal(
             "unsupported", "host.engine_logs: memory and host.retention: zero are not in this release; logs are files"
