@@ -16,6 +16,7 @@ from capyctl.control.traffic import PLACES_MAX
 from capyctl.control.world import World
 from capyctl.fsm import deployment as machine
 from capyctl.fsm import instance, request, switch
+from capyctl.fsm.operation import Kind
 from capyctl.fsm.operation import Phase as OperationPhase
 from capyctl.fsm.operation import State as Operation
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Phase, RequestId
@@ -256,7 +257,7 @@ def _operation(state: Operation) -> Json:
     return {
         "id": state.operation,
         "deployment_id": state.deployment,
-        "action": state.kind.value,
+        "action": "initialize" if state.kind is Kind.START else state.kind.value,
         "state": _PROGRESS.get(state.phase, state.phase.value),
         "phase": state.phase.value,
         "error_code": code,
