@@ -9,6 +9,7 @@ moved an instance or a charge, never on a request's way. Claims that cannot be s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import attrs
 
@@ -75,6 +76,9 @@ def remember(book: Book) -> Before:
     )
 
 
+H = TypeVar("H", bound=orders.Order)
+
+
 @attrs.frozen(kw_only=True)
 class Change:
     """One step: before, the event, the book after it, and what it ordered and changed."""
@@ -85,7 +89,7 @@ class Change:
     orders: tuple[orders.Order, ...]
     changed: tuple[Record, ...]
 
-    def of(self, kind: type[orders.HostOrder]) -> list[orders.HostOrder]:
+    def of(self, kind: type[H]) -> list[H]:
         """The orders of one class."""
         return [order for order in self.orders if isinstance(order, kind)]
 
@@ -98,9 +102,9 @@ HELD_PHASES = activation.IN_FLIGHT | frozenset(ResidencyPhase) | frozenset(Clean
 
 RUNNING = request.IN_ENGINE | {request.Phase.ADMITTED}
 
-PROVING: tuple[type[e.Event], ...] = (
-    e.LaunchReady, e.LaunchFailed, e.Terminated, e.Probed, e.ParkConfirmed, e.ParkRefused, e.WakeConfirmed
-)  # fmt: skip
+Proving = (
+    e.LaunchReady | e.LaunchFailed | e.Terminated | e.Probed | e.ParkConfirmed | e.ParkRefused | e.WakeConfirmed
+)
 """Events that carry a proof which may lower a charge."""
 
 
@@ -116,7 +120,7 @@ def _limit(limits: DomainPolicy) -> int:
 
 
 def inv_01_charges_within_limits(book: Book) -> bool:
-    """1, M1, M2: Charges fit a domain's limits, unless an owner there is uncertain or parked with a measured residue."""
+    """1, M1, M2: Charges fit a domain's limits, unless an owner there is uncertain or its residue was measured."""
     for host, policy in book.ledger.hosts.items():
         held = [row for _, row in book.ledger.on(host)]
         for domain, limits in policy.domains.items():
@@ -561,11 +565,11 @@ def tr_03_a_fall_has_a_proof(change: Change) -> bool:
         if not fell:
             continue
         event = change.event
-        if not isinstance(event, PROVING) or event.incarnation.lane.owner != owner:
+        if not isinstance(event, Proving) or event.incarnation.lane.owner != owner:
             return False
         if event.incarnation.generation != was.generation:
             return False
-        if held is not None and held.lowered_by is None:
+        if held is not None and held.generation == was.generation and held.lowered_by is None:
             return False
     return True
 
@@ -610,7 +614,6 @@ def tr_17_only_the_recorded_is_ended(change: Change) -> bool:
     """17, 21: A terminate names the present run of its instance, on its host, with what is recorded of it."""
     for order in change.of(orders.Terminate):
         run = change.book.instances[order.incarnation.lane].run
-        assert isinstance(order, orders.Terminate)
         if run.incarnation != order.incarnation or run.host != order.host or order.processes != run.processes:
             return False
     return True
@@ -717,9 +720,14 @@ def tr_28_admitted_to_an_open_gate(change: Change) -> bool:
         row, before = change.book.instances.get(lane), change.before.instances.get(lane)
         if row is None or row.run.generation != order.incarnation.generation or order.host != row.run.host:
             return False
-        if not (row.gate_open or (before is not None and before.gate_open)):
+        if not (row.gate_open or (before is not None and before.gate_open) or _closed_just_now(change, row)):
             return False
     return True
+
+
+def _closed_just_now(change: Change, row: InstanceRow) -> bool:
+    """It opened in this step, let waiters in, and was closed again: a drain waits for them."""
+    return row.machine.gate.closed_at_ms == change.book.now_ms
 
 
 def tr_30_a_closed_gate_admits_nobody(change: Change) -> bool:
@@ -734,7 +742,8 @@ def tr_30_a_closed_gate_admits_nobody(change: Change) -> bool:
             continue
         lane = state.incarnation.lane
         was = change.before.instances.get(lane)
-        if was is not None and not was.gate_open and not change.book.instances[lane].gate_open:
+        row = change.book.instances[lane]
+        if was is not None and not was.gate_open and not row.gate_open and not _closed_just_now(change, row):
             return False
     return True
 
@@ -829,7 +838,7 @@ def tr_39_only_an_operator_starts_the_explicit(change: Change) -> bool:
 
 
 def _restarts(row: InstanceRow) -> bool:
-    """It starts by itself: its places were stuck, its wake failed, or whoever wanted it gave up while it was planned."""
+    """It starts by itself: its places were stuck, its wake failed, or whoever wanted it gave up on it."""
     life = row.machine.life
     if isinstance(life, cleanup.State):
         kind = life.stop.kind if life.stop is not None else StopKind.FAILED_WAKE

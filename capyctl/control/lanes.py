@@ -12,8 +12,8 @@ from capyctl.control.book import Book
 from capyctl.control.orders import AwaitIdle, Launch, Probe, Release, Restore, Terminate
 from capyctl.control.records import Move
 from capyctl.errors import InvariantBroken, check
-from capyctl.fsm import effects as fx
 from capyctl.fsm import cleanup, facts, instance
+from capyctl.fsm import effects as fx
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Step
 from capyctl.fsm.table import Refused

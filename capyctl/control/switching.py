@@ -120,7 +120,7 @@ def _begin_for(book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask]) -
         identity,
         switch.PlanMade(
             now_ms=book.now_ms,
-            victims=tuple(_victim(book, one) for one in plan.victims),
+            victims=_victims(book, plan.victims),
             window_ms=book.settings.admission_window_ms,
             drain_limit_ms=book.settings.drain_timeout_ms,
         ),
@@ -169,13 +169,19 @@ def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
     return found
 
 
-def _victim(book: Book, one: victims.Victim) -> switch.Victim:
+def _victims(book: Book, chosen: Sequence[victims.Victim]) -> tuple[switch.Victim, ...]:
+    lanes_ = {lane_of_owner(one.owner) for one in chosen}
+    return tuple(_victim(book, one, lanes_) for one in chosen)
+
+
+def _victim(book: Book, one: victims.Victim, all_of_them: set[Lane]) -> switch.Victim:
     lane = lane_of_owner(one.owner)
     row = book.instances[lane]
+    stays = any(other.lane not in all_of_them for other in book.serving(lane.deployment))
     return switch.Victim(
         incarnation=row.run.incarnation,
         parks=one.way is victims.Way.PARK,
-        last_ready=row.gate_open and len(book.serving(lane.deployment)) == 1,
+        last_ready=row.gate_open and not stays,
         running=book.running_on.get(lane, 0),
         quiet_since_ms=book.used_at.get(lane, book.now_ms),
         no_room=one.way is victims.Way.STOP_NO_ROOM,

@@ -31,7 +31,7 @@ from capyctl.control import orders as o
 from capyctl.control.book import Settings
 from capyctl.control.traffic import QueueLimits
 from capyctl.control.world import Step
-from capyctl.fsm import operation
+from capyctl.fsm import deployment, operation
 from capyctl.fsm.activation import ACTIVATION
 from capyctl.fsm.cleanup import CLEANUP
 from capyctl.fsm.deployment import DEPLOYMENT
@@ -148,7 +148,7 @@ class Life:
             hosts.append(policy("h2", managed=rng.choice((4, 7)), parked=rng.choice((0.25, 2))))
         settings = Settings(
             queue=QueueLimits(
-                pending_per_deployment=rng.choice((64, 64, 3, 0)), pending_total=rng.choice((256, 256, 8))
+                pending_per_deployment=rng.choice((64, 64, 64, 3, 0)), pending_total=rng.choice((256, 256, 256, 8))
             ),
             admission_window_ms=Millis(rng.choice((2_000, 100, 10_000))),
             request_deadline_ms=Millis(rng.choice((20_000, 120_000, 1_800_000))),
@@ -165,12 +165,13 @@ class Life:
             faults=drawn,
             policies=tuple(hosts),
             settings=settings,
-            sample_ms=rng.choice((1_000, 3_000, 10_000)),
+            sample_ms=rng.choice((2_000, 5_000, 10_000)),
             attributed=rng.random() < 0.5,
         )
         checked(shell)
-        models = [_model(rng, f"M{number}") for number in range(rng.randint(2, 5))]
-        return cls(seed, shell, [], models, rng.choice((200, 1_000, 5_000)), rng.choice((60, 85, 97)))
+        parks = rng.choice((False, True))
+        models = [_model(rng, f"M{number}", parks=parks) for number in range(rng.randint(2, 5))]
+        return cls(seed, shell, [], models, rng.choice((300, 1_000, 4_000)), rng.choice((50, 70, 90)))
 
     def act(self) -> None:
         """One thing that somebody does, and the next one is planned."""
@@ -185,12 +186,14 @@ class Life:
             self.rng.choice(self._operators())()
 
     def _ask(self) -> None:
-        route = self.rng.choice([one.name for one in self.kept.values()] or ["nobody"])
+        rows = self.shell.world.book.deployments
+        known = [one for one in self.kept if one in rows and (self.rng.random() < 0.1 or not _refuses(rows[one].state))]
+        route = self.kept[self.rng.choice(known)].name if known and self.rng.random() < 0.98 else "nobody"
         leaves = self.rng.randint(0, 12_000) if self.shell.faults.hits("hang_up") else None
-        many = self.rng.choice((1, 1, 1, 2, 5, 40))
+        many = self.rng.choice((1, 1, 1, 1, 2, 5)) if self.rng.random() < 0.995 else 40
         for _ in range(many):
             self.shell.ask(
-                self.rng.choice((route, route, f"{route}-alias", "nobody")) if many == 1 else route,
+                self.rng.choice((route, route, f"{route}-alias")),
                 stream=self.rng.random() < 0.7,
                 hangs_up_in_ms=leaves,
                 answer_ms=self.rng.choice((None, None, None, 20_000)),
@@ -210,33 +213,51 @@ class Life:
             model = self.kept.pop(gone)
             self.spare.append(attrs.evolve(model, name=model.name))
         host = rng.choice(list(shell.hosts.values()))
-        acts: list[Callable[[], object]] = [
-            lambda: shell.drain(host.policy.host),
-            lambda: shell.drain(host.policy.host, undrain=True),
-            lambda: shell.drain(host.policy.host, undrain=True),
-            self._repeat,
-        ]
+        acts: list[Callable[[], object]] = [self._repeat, lambda: self._drain(host)]
         if not known:
             return acts
         one = rng.choice(known)
         model = self.kept[one]
         deadline = Millis(shell.now + rng.choice((5_000, 60_000))) if rng.random() < 0.5 else None
         evict = rng.random() < 0.5
+        parked = rng.choice([each for each in known if self.kept[each].residency.parks] or [one])
         acts += [
-            lambda: shell.start(one, evict=evict, deadline_ms=deadline),
+            *[lambda: shell.start(one, evict=evict, deadline_ms=deadline)] * 5,
             lambda: shell.start(one, expected_revision=rng.choice((1, 2))),
-            lambda: shell.stop(one),
+            *[lambda: self._stop(one)] * 2,
             lambda: shell.stop(one, expected_revision=rng.choice((1, 2))),
-            lambda: shell.park(one),
+            *[lambda: shell.park(parked)] * 5,
             lambda: shell.park(one, expected_revision=rng.choice((1, 2))),
             lambda: shell.delete(one),
-            lambda: shell.delete(one, stop=True),
+            *([lambda: shell.delete(one, stop=True)] if rng.random() < 0.5 else []),
             lambda: self._revise(one, attrs.evolve(model, instances=rng.choice((1, 2, 3)))),
-            lambda: self._revise(one, attrs.evolve(model, note=rng.choice(NOTES)), activate=evict, evict=evict),
+            *[lambda: self._revise(one, attrs.evolve(model, note="v2"), activate=evict, evict=evict)] * 2,
+            lambda: self._spoil(one, model),
             lambda: self._revise(one, attrs.evolve(model, note="x"), revision=99),
             lambda: self._deploy(attrs.evolve(model, note="again")),
         ]
         return acts
+
+    def _stop(self, one: DeploymentId) -> None:
+        """An operator stops it, and starts it again after a while."""
+        self.shell.stop(one)
+        if self.rng.random() < 0.9:
+            self.shell.later(self.rng.randint(1, 30_000), lambda: self.shell.start(one))
+
+    def _spoil(self, one: DeploymentId, model: Model) -> None:
+        """A revision that cannot be used, and one that mends it."""
+        self._revise(one, attrs.evolve(model, note=self.rng.choice(NOTES)), activate=self.rng.random() < 0.3)
+        self.shell.later(
+            self.rng.randint(1, 20_000),
+            lambda: one in self.shell.world.book.deployments and self._revise(one, attrs.evolve(model, note="mended")),
+        )
+
+    def _drain(self, host: Any) -> None:
+        """An operator works on a machine for a while."""
+        self.shell.drain(host.policy.host)
+        self.shell.later(
+            self.rng.randint(1, 60_000), lambda: self.shell.drain(host.policy.host, undrain=True), mortal=False
+        )
 
     def _revise(self, one: DeploymentId, model: Model, **options: Any) -> None:
         before = self.shell.world.book.deployments[one].state.revision
@@ -321,16 +342,21 @@ class Life:
         return known or (row is not None and row.waits_for is not None)
 
 
+def _refuses(state: deployment.State) -> bool:
+    """Requests for it are refused as they come."""
+    return deployment.operator_stopped(state) or state.phase in (deployment.Phase.UNUSABLE, deployment.Phase.DELETING)
+
+
 def _stays(state: Any) -> bool:
     """A place that only its engine's end gives back may stay for as long as the engine serves."""
     return state.phase.value == "cancel_stop"
 
 
-NOTES = ("v2", "v3", "v4", "bad", "bad checkpoint_mismatch", "bad not_found")
+NOTES = ("bad", "bad checkpoint_mismatch", "bad not_found")
 
 
-def _model(rng: random.Random, name: str) -> Model:
-    traits = rng.choice((LLAMA, LLAMA, VLLM, SGLANG, CUSTOM))
+def _model(rng: random.Random, name: str, *, parks: bool) -> Model:
+    traits = rng.choice((VLLM, SGLANG) if parks else (LLAMA, LLAMA, VLLM, SGLANG, CUSTOM))
     residency = Residency.DEEP if traits.parks and rng.random() < 0.7 else Residency.RESTART_ONLY
     ready = rng.choice((1.5, 3.0, 3.5, 6.0))
     return Model(
@@ -379,4 +405,4 @@ if __name__ == "__main__":
     print(f"seed {one.seed}: {one.shell.steps} steps, {one.shell.crashes} crashes, {ended_operations(one)}")
 
 
-__all__ = ["MACHINES", "Life", "checked", "label", "live", "recording", "operations", "switching", "o"]
+__all__ = ["MACHINES", "Life", "checked", "label", "live", "o", "operations", "recording", "switching"]

@@ -13,7 +13,7 @@ import heapq
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -94,8 +94,10 @@ class Faults:
     lasting: set[str] = attrs.field(factory=set)
 
     @classmethod
-    def drawn(cls, rng: random.Random, names: Iterable[str] = FAULTS) -> Faults:
-        return cls(rng, {name: rng.choice((0, 0, 5, 50)) for name in names})
+    def drawn(cls, rng: random.Random, names: Sequence[str] = FAULTS) -> Faults:
+        """A few kinds of fault, so that runs differ in kind and something also goes well."""
+        some = rng.sample(names, rng.choice((0, 4, 8, 16)))
+        return cls(rng, {name: rng.choice((0, 5, 5, 50)) for name in some})
 
     def hits(self, name: str) -> bool:
         chance = self.percent.get(name, 0)
@@ -247,6 +249,7 @@ class Client:
     enters_at_ms: int = 0
     served_by: Incarnation | None = None
     settled: bool = False
+    cut: bool = False  # the world ended it, and its router task has not seen that yet
 
 
 @attrs.define(eq=False)
@@ -405,7 +408,7 @@ class Shell:
         self.boundaries += 1
         if self.crash_at is not None and self.boundaries == self.crash_at:
             raise Crashed
-        if self.faults.percent.get("controller_crash") and self.rng.random() < 0.002:
+        if self.rng.random() * 5_000 < self.faults.percent.get("controller_crash", 0):
             raise Crashed
 
     def _commit(self) -> None:
@@ -645,7 +648,7 @@ class Shell:
         incarnation = order.incarnation
         assert incarnation not in host.started, f"18: {incarnation} is launched a second time"
         never = lambda code, passing: (
-            lambda: e.LaunchFailed(  # noqa: E731
+            lambda: e.LaunchFailed(
                 **self._at(order),
                 code=code,
                 reason="before it was spawned",
@@ -692,6 +695,8 @@ class Shell:
             told = e.Spawned(**self._at(order), processes=engine.processes)
             if host.online:
                 self.later(0, lambda: self.tell(told), mortal=True)
+                if self.faults.hits("answer_twice"):
+                    self.later(self.between(0, 90_000), lambda: self.tell(told), mortal=True)
         takes = self.between(model.load_ms // 2, model.load_ms * 3 // 2)
         self.later(takes // 2, lambda: self._hold(engine, order.plan.at(Phase.COLD)))
         if self.faults.hits("exit_early"):
@@ -1026,7 +1031,7 @@ class Shell:
 
     def _end(self, client: Client, how: str) -> None:
         """The one answer that a client gets."""
-        if client.told == "gone":
+        if client.told == "gone" or client.cut:
             return
         assert client.told is None, f"31: {client.request} was told {client.told}, and now {how}"
         client.told = how
@@ -1039,6 +1044,8 @@ class Shell:
                 assert client.stage == "waiting", f"{order.request} is admitted at {client.stage}"
                 client.stage = "placed"
                 client.served_by = order.incarnation
+                if self.faults.hits("hang_up") and self.rng.random() < 0.1:
+                    self.later(self.between(0, 10), lambda: self.hang_up(client))
                 self.later(self.between(0, 20), lambda: self._dispatch(client, order), mortal=True)
             case o.Answer():
                 assert client is not None
@@ -1047,7 +1054,8 @@ class Shell:
             case o.Cut():
                 assert client is not None
                 self._end(client, order.code)
-                self._abandon(client)
+                client.cut = True
+                self.later(self.between(0, 30), lambda: self._abandon(client), mortal=True)
             case o.Abort():
                 self._abort(order)
             case o.Settled():
@@ -1072,7 +1080,17 @@ class Shell:
         engine.work[client.request] = None
         takes, client.enters_at_ms = client.enters_at_ms, self.now + self.between(0, 300)
         self.tell(e.RequestSent(now_ms=at, request=client.request))
+        if self.faults.hits("refused_connection") and self.rng.random() < 0.1:
+            self.later(1, lambda: self._refused_late(client, engine))
+            return
         self.later(client.enters_at_ms - self.now, lambda: self._enter(client, engine, takes))
+
+    def _refused_late(self, client: Client, engine: Engine) -> None:
+        """The engine closed a kept connection under the first byte: nobody knows whether it took it."""
+        self._done(engine, client.request)
+        if client.stage == "sent":
+            client.stage = "over"
+            self.tell(e.RequestNotAccepted(now_ms=Millis(self.now), request=client.request, reason="reset"))
 
     def _enter(self, client: Client, engine: Engine, answer_ms: int) -> None:
         """It reaches the engine's queue, even if it was cut on the way."""
@@ -1085,13 +1103,18 @@ class Shell:
         if self.faults.hits("rejects"):
             self.later(takes // 4, lambda: self._tells(client, engine, "rejected"))
         elif self.faults.hits("errors"):
-            self.later(takes // 2, lambda: self._tells(client, engine, "errored"))
+            self._outputs(client, engine, takes)
+            self.later(takes * 3 // 4, lambda: self._tells(client, engine, "errored"))
         elif self.faults.hits("upstream_lost"):
-            self.later(takes // 2, lambda: self._upstream_lost(client), mortal=True)
+            self._outputs(client, engine, takes)
+            self.later(takes * 3 // 4, lambda: self._upstream_lost(client), mortal=True)
         else:
-            if client.stream:
-                self.later(takes // 2, lambda: self._first_output(client, engine))
+            self._outputs(client, engine, takes)
             self.later(takes, lambda: self._finish(client, engine))
+
+    def _outputs(self, client: Client, engine: Engine, takes_ms: int) -> None:
+        if client.stream and self.rng.random() < 0.8:
+            self.later(takes_ms // 2, lambda: self._first_output(client, engine))
 
     def _first_output(self, client: Client, engine: Engine) -> None:
         if client.stage == "sent" and client.engine is engine and engine.alive:
@@ -1170,6 +1193,14 @@ class Shell:
             now = Millis(self.now)
             if mute or engine is None or not engine.alive:
                 self.tell(e.AbortUnanswered(now_ms=now, request=order.request))
+                if engine is not None and engine.alive and self.rng.random() < 0.5:
+                    self.later(self.between(1, 5_000), acknowledge, mortal=True)
+                return
+            acknowledge()
+
+        def acknowledge() -> None:
+            now = Millis(self.now)
+            if engine is None or not engine.alive:
                 return
             self._done(engine, order.request)
             proof = Aborted(incarnation=order.incarnation, request=order.request, acknowledged_at_ms=now)
@@ -1183,8 +1214,8 @@ class Shell:
         assert client is not None
         assert not client.settled, f"31: {order.request} settles twice"
         client.settled = True
-        if client.stage == "waiting":
-            client.stage = "over"
+        if client.stage in ("waiting", "placed"):
+            client.stage = "over"  # whoever leaves before anything was sent does not send it either
         engine = client.engine
         if engine is not None and engine.incarnation == order.incarnation and engine.alive:
             assert order.request not in engine.work, (
