@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from capyctl.control import commands, hosts, lanes, operations, requests, schedule, switching
+from capyctl.control import commands, hosts, invariants, lanes, operations, requests, schedule, switching
 from capyctl.control import events as e
 from capyctl.control.book import Book, Settings, lane_of
 from capyctl.control.orders import Measure, Order
@@ -86,6 +86,7 @@ class World:
         book.orders, book.moves = [], []
         _route(book, event)
         schedule.settle(book)
+        invariants.check_touched(book)
         changed = tuple(Record(kind=kind, key=key, value=book.value_of(kind, key)) for kind, key in book.changed)
         book.changed = {}
         return Step(orders=tuple(book.orders), changed=changed, moves=tuple(book.moves))

@@ -26,7 +26,7 @@ from world import (
 )
 
 from capyctl.control import events as e
-from capyctl.control import invariants, operations, switching
+from capyctl.control import invariants, operations, switching, transitions
 from capyctl.control import orders as o
 from capyctl.control.book import Settings
 from capyctl.control.traffic import QueueLimits
@@ -56,7 +56,10 @@ MACHINES: tuple[Machine[Any], ...] = (
 EVERY = 25  # steps between two checks of the dearer claims
 PEACE_MS = 6 * 3_600_000  # virtual time after which a healed world must be at rest
 CLOSE = (
-    *invariants.LIGHT,
+    invariants.inv_01_charges_within_limits,
+    invariants.inv_13_exactly_what_may_run_is_charged,
+    invariants.inv_13_no_charge_without_an_owner,
+    invariants.inv_28_open_means_ready_proven_and_online,
     invariants.inv_20_tokens_are_drawn,
     invariants.inv_36_what_parks_runs_nothing,
     invariants.inv_38_what_an_operator_stopped_does_not_start,
@@ -101,15 +104,15 @@ def recording(fired: Counter[str]) -> Iterator[None]:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def remember(shell: Shell) -> invariants.Before:
-    return invariants.remember(shell.world.book)
+def remember(shell: Shell) -> transitions.Before:
+    return transitions.remember(shell.world.book)
 
 
-def check(shell: Shell, before: invariants.Before, event: e.Event, step: Step) -> None:
+def check(shell: Shell, before: transitions.Before, event: e.Event, step: Step) -> None:
     """Everything that is claimed of a step, and now and then everything that is claimed of a book."""
     book = shell.world.book
-    invariants.assert_change(
-        invariants.Change(before=before, event=event, book=book, orders=step.orders, changed=step.changed)
+    transitions.assert_change(
+        transitions.Change(before=before, event=event, book=book, orders=step.orders, changed=step.changed)
     )
     invariants.assert_state(book, invariants.STATE if shell.steps % EVERY == 0 else CLOSE)
     shell.assert_truth()
