@@ -8,8 +8,10 @@ from typing import Any
 import attrs
 from explore import label
 
+from capyctl.fsm import cleanup
 from capyctl.fsm import facts as f
 from capyctl.fsm import gate as g
+from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.instance import Instance, tell
 from capyctl.fsm.proofs import (
     Back,
@@ -24,8 +26,8 @@ from capyctl.fsm.proofs import (
     Unsent,
     Usable,
 )
-from capyctl.fsm.run import HoldCause, Run, Stop
-from capyctl.fsm.table import Taken
+from capyctl.fsm.run import HoldCause, Run, Step, Stop
+from capyctl.fsm.table import Machine, Row, Taken
 from capyctl.fsm.types import (
     Bytes,
     DeploymentId,
@@ -36,6 +38,7 @@ from capyctl.fsm.types import (
     Lane,
     Millis,
     Origin,
+    Phase,
     ProcessIdentity,
     Residency,
     Role,
@@ -175,13 +178,11 @@ def demands(now: Millis, *, tier: Residency, waits_idle: bool, needs_canary: boo
     yield f.Revised(now_ms=now)
 
 
-def verdicts(run: Run, now: Millis, tokens_max: int) -> Iterator[f.Fact]:
-    """What the ledger and the scheduler answer; tokens rise up to a cap, and one is old."""
+def verdicts(run: Run, now: Millis) -> Iterator[f.Fact]:
+    """What the ledger and the scheduler answer, with a fresh token or generation and with an old one."""
     last = run.token or 0
-    for token in {Token(last + 1), Token(last)}:
-        if token > tokens_max:
-            continue
-        for generation in {Generation((run.generation or 0) + 1), Generation(run.generation or 0)}:
+    for token in (Token(last + 1), Token(last)):
+        for generation in (Generation((run.generation or 0) + 1), Generation(run.generation or 0)):
             yield f.Placed(now_ms=now, host=HOST, generation=generation, token=token, deadline_ms=SOON)
         yield f.ParkAdmitted(now_ms=now, token=token, deadline_ms=SOON)
         yield f.WakeAdmitted(now_ms=now, token=token, deadline_ms=SOON)
@@ -196,10 +197,17 @@ def verdicts(run: Run, now: Millis, tokens_max: int) -> Iterator[f.Fact]:
 
 def gone_proofs(run: Run) -> tuple[GoneProof, ...]:
     """Every kind, one that misses a helper, one of another run."""
-    return (gone(run), never(run), rebooted(run), rebooted(run, "other"), gone(run, absent=(API,)), gone(run, generation=98))
+    return (
+        gone(run),
+        never(run),
+        rebooted(run),
+        rebooted(run, "other"),
+        gone(run, absent=(API,)),
+        gone(run, generation=98),
+    )
 
 
-def outcomes(run: Run, now: Millis, tokens_max: int) -> Iterator[f.Fact]:
+def outcomes(run: Run, now: Millis) -> Iterator[f.Fact]:
     """Answers to the order in flight, and to an older one."""
     last = Token(run.token or 0)
     for token in (last, Token(last - 1)):
@@ -231,8 +239,7 @@ def outcomes(run: Run, now: Millis, tokens_max: int) -> Iterator[f.Fact]:
         yield f.Restored(now_ms=now, token=token)
         for mismatch in (False, True):
             yield f.WakeFailed(now_ms=now, token=token, code="operation_failed", reason="no", mismatch=mismatch)
-        if last < tokens_max:
-            yield f.IdleGateEnded(now_ms=now, token=token, verdict="busy", next_token=Token(last + 1))
+        yield f.IdleGateEnded(now_ms=now, token=token, verdict="busy", next_token=Token(last + 1))
         yield f.IdleGateEnded(now_ms=now, token=token, verdict="idle", next_token=token)
         for proof in gone_proofs(run):
             yield f.Terminated(now_ms=now, token=token, proof=proof)
@@ -273,26 +280,18 @@ def gate_facts(run: Run, now: Millis, sessions: tuple[int, ...] = (1,)) -> Itera
         yield f.SessionBegan(now_ms=now, session=session)
 
 
-def everything(
-    run: Run,
-    *,
-    nows: tuple[Millis, ...] = (EARLY, LATE),
-    tokens_max: int = 4,
-    tier: Residency = Residency.DEEP,
-    waits_idle: bool = False,
-    needs_canary: bool = False,
-) -> Iterator[f.Fact]:
-    """The whole alphabet of the three lives at these instants."""
-    for now in nows:
-        yield from demands(now, tier=tier, waits_idle=waits_idle, needs_canary=needs_canary)
-        yield from verdicts(run, now, tokens_max)
-        yield from outcomes(run, now, tokens_max)
+def everything(run: Run, traits: dict[str, Any]) -> Iterator[f.Fact]:
+    """The whole alphabet of the three lives, at two instants: what fits the run, and what is stale in every way."""
+    for now in (EARLY, LATE):
+        yield from demands(now, **traits)
+        yield from verdicts(run, now)
+        yield from outcomes(run, now)
         yield from happenings(run, now)
         yield f.SessionBegan(now_ms=now, session=1)
 
 
 def few(instance: Instance, traits: dict[str, Any]) -> Iterator[f.Fact]:
-    """About one of each fact: the alphabet of the product. Stale facts are told for the last order but one."""
+    """About one of each fact, without what is stale: the alphabet of the product."""
     run, now = instance.run, EARLY
     last = Token(run.token or 0)
     fresh, generation = Token(last + 1), Generation((run.generation or 0) + 1)
@@ -319,8 +318,10 @@ def few(instance: Instance, traits: dict[str, Any]) -> Iterator[f.Fact]:
     yield f.Held(now_ms=now, until_ms=SOON, cause=HoldCause.PEER_STARTUP)
     yield f.HoldLifted(now_ms=now)
     yield f.ParkNotAdmitted(now_ms=now, code="parked_capacity", reason="no room")
-    for token in (last, Token(last - 1)):
-        yield from _answers(run, now, token)
+    yield f.WakeNotAdmitted(now_ms=now, code="insufficient_memory", reason="no room")
+    yield f.NotPlaced(now_ms=now, code="insufficient_memory", reason="no room")
+    yield from _answers(run, now, last)
+    yield f.OrderLost(now_ms=now, token=Token(last - 1), reason="lost")
     yield f.IdleGateEnded(now_ms=now, token=last, verdict="busy", next_token=fresh)
     mine = Generation(run.generation or 99)
     yield f.EngineExited(now_ms=now, generation=mine, role=Role.HELPER, reason="words")
@@ -335,9 +336,7 @@ def _answers(run: Run, now: Millis, token: Token) -> Iterator[f.Fact]:
     yield f.Sent(now_ms=now, token=token)
     yield f.Spawned(now_ms=now, token=token, processes=PROCESSES)
     for at_ms in (EARLY, Millis(1)):
-        yield f.LaunchReady(
-            now_ms=now, token=token, processes=PROCESSES, usable=usable(run, at_ms=at_ms), canary="42"
-        )
+        yield f.LaunchReady(now_ms=now, token=token, processes=PROCESSES, usable=usable(run, at_ms=at_ms), canary="42")
     for proof, transient in ((gone(run), True), (gone(run), False), (unsent(run), True)):
         yield f.LaunchFailed(
             now_ms=now, token=token, code="launch_failed", reason="exit", proof=proof, transient=transient
@@ -376,24 +375,30 @@ def _stop(asked: Stop | None) -> Stop | None:
 
 
 def normal(instance: Instance, now: Millis) -> Instance:
-    """The same instance with numbers that only count replaced by names, so that endless lives are finitely many.
+    """The same instance with everything replaced that no table can tell apart, so that endless lives are few.
 
-    Tokens, generations and sessions are only compared with the last one, bounds only with the time.
+    Tokens, generations and sessions are only compared with the last one, bounds only with the time; who asked for
+    what is over is for people; and the gate of a run that ends forgets all but its host when it has ended.
     """
-    life, shutter = instance.life, instance.gate
+    return Instance(life=_normal_life(instance.life, now), gate=_normal_gate(instance))
+
+
+def _normal_life(life: Any, now: Millis) -> Any:  # Any: one of three machines' states
     run = life.run
+    ending = isinstance(life, cleanup.State)
     renamed = attrs.evolve(
         run,
         generation=None if run.generation is None else Generation(FIFTH),
         token=None if run.token is None else Token(FIFTH),
         deadline_ms=_when(run.deadline_ms, now),
         wait_ends_at_ms=_when(run.wait_ends_at_ms, now),
-        retry_at_ms=_when(run.retry_at_ms, now),
-        ready_at_ms=_when(run.ready_at_ms, now),
-        failures=min(run.failures, 1),
+        retry_at_ms=_when(run.retry_at_ms, now) if life.phase is ActivationPhase.FAILED else None,
+        ready_at_ms=None,
+        failures=0,
         last_error=None,
+        canary=None,
         pending=_stop(run.pending),
-        stopped=_stop(run.stopped),
+        stopped=_stop(run.stopped) if life.phase is ActivationPhase.STOPPED else None,
     )
     changes: dict[str, object] = {"run": renamed}
     for name in ("hold_ends_at_ms", "drain_began_at_ms", "drain_ends_at_ms", "look_at_ms"):
@@ -402,21 +407,54 @@ def normal(instance: Instance, now: Millis) -> Instance:
     if hasattr(life, "waits_for"):
         changes["waits_for"] = None
     if hasattr(life, "looks"):
-        changes["looks"] = min(life.looks, 1)
+        changes["looks"] = 0
     if hasattr(life, "stop"):
-        changes["stop"] = _stop(life.stop)
+        stop_now = _stop(life.stop)
+        changes["stop"] = attrs.evolve(stop_now, switch=None) if ending and stop_now else stop_now
+    if ending and life.phase in cleanup.ENDING:
+        changes["lost"] = None
+    return attrs.evolve(life, **changes)
+
+
+def _normal_gate(instance: Instance) -> g.State:
+    shutter, run = instance.gate, instance.run
     current = shutter.generation is not None and shutter.generation == run.generation
-    return Instance(
-        life=attrs.evolve(life, **changes),
-        gate=attrs.evolve(
-            shutter,
-            generation=Generation(FIFTH) if current else None if shutter.generation is None else Generation(FIFTH - 1),
-            session=0,
-            proven_in=None if shutter.proven_in is None else shutter.proven_in - shutter.session,
-            closed_at_ms=EARLY,
-            doubted_at_ms=EARLY if shutter.doubted_at_ms else shutter.doubted_at_ms,
-        ),
+    reasons = shutter.reasons
+    if isinstance(instance.life, cleanup.State) and reasons & g.LASTING:
+        reasons = frozenset({g.Closure.STOP}) | (reasons & {g.Closure.HOST_SESSION})
+    proven = shutter.proven_in == shutter.session and shutter.generation is not None
+    return attrs.evolve(
+        shutter,
+        generation=Generation(FIFTH) if current else None if shutter.generation is None else Generation(FIFTH - 1),
+        reasons=reasons,
+        session=0,
+        proven_in=0 if proven else None,
+        closed_at_ms=EARLY,
+        doubted_at_ms=EARLY,
     )
+
+
+@attrs.define
+class Alone:
+    """One machine by itself, up to renaming; a run that was handed over is told more, as if nobody had taken it."""
+
+    machine: Machine[Any]
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.machine.rows
+
+    def take(self, state: Any, event: f.Fact) -> Taken[Any]:
+        taken = self.machine.take(state, event)
+        return taken if taken.state is state else attrs.evolve(taken, state=_normal_life(taken.state, event.now_ms))
+
+    def step(self, state: Any, event: f.Fact) -> tuple[Any, tuple[Any, ...]]:
+        taken = self.take(state, event)
+        return taken.state, taken.orders
 
 
 @attrs.define
@@ -428,7 +466,42 @@ class Product:
 
     def take(self, instance: Instance, event: f.Fact) -> Taken[Any]:
         told = tell(instance, event)
-        before = {"activation": instance.phase, "residency": instance.phase, "cleanup": instance.phase}
         for table, row in told.rows:
-            self.fired.add(label(row, before[table]) if table != "gate" else f"gate {row.on.__name__} {row.why}")
+            phase = instance.gate.phase if table == "gate" else instance.phase
+            self.fired.add(f"{table}: {label(row, phase)}")
         return Taken(normal(told.instance, event.now_ms), told.orders, told.rows[-1][1])
+
+
+# --- where lives are explored from ------------------------------------------------------------------
+
+TRAITS: dict[str, Any] = {"tier": Residency.DEEP, "waits_idle": True, "needs_canary": True}
+NEW = Run(lane=LANE, **TRAITS)
+READY = attrs.evolve(
+    NEW,
+    generation=Generation(FIFTH),
+    token=Token(FIFTH),
+    host=HOST,
+    processes=PROCESSES,
+    charged=Phase.READY,
+    canary="42",
+    ready_at_ms=EARLY,
+)
+
+
+def unknown(step: Step, run: Run) -> cleanup.State:
+    """A run whose last order was lost; it may be looked at."""
+    lost = attrs.evolve(run, deadline_ms=SOON)
+    return cleanup.State(phase=cleanup.CleanupPhase.RECONCILING, run=lost, lost=step, look_at_ms=EARLY)
+
+
+def starts_of_cleanup() -> Iterator[cleanup.State]:
+    """As the other machines hand a run over: due to stop, or unknown; with attempts left, and with none."""
+    waking = attrs.evolve(READY, charged=Phase.WAKE)
+    for attempts in (0, 2):
+        yield unknown(Step.LAUNCH, attrs.evolve(READY, charged=Phase.COLD, processes=(), attempts=attempts))
+        yield unknown(Step.WAKE, attrs.evolve(waking, attempts=attempts))
+        yield cleanup.State(run=attrs.evolve(waking, attempts=attempts), stop=stop(StopKind.FAILED_WAKE, EARLY))
+    yield unknown(Step.WAKE, attrs.evolve(waking, needs_canary=False))
+    yield unknown(Step.PARK, attrs.evolve(READY, charged=Phase.PARKING))
+    for kind in (StopKind.EXIT, StopKind.SATURATION, StopKind.PRESSURE):
+        yield cleanup.State(run=READY, stop=stop(kind, EARLY))
