@@ -13,17 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-from world import (
-    CUSTOM,
-    LLAMA,
-    SGLANG,
-    START_MS,
-    VLLM,
-    Faults,
-    Model,
-    Shell,
-    policy,
-)
+from world import START_MS, Shell
+from world_values import CUSTOM, LLAMA, SGLANG, VLLM, Faults, Model, policy
 
 from capyctl.control import events as e
 from capyctl.control import invariants, operations, switching, transitions
