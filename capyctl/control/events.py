@@ -266,6 +266,7 @@ class EngineExited(Event):
     role: Role
     status: int | None
     reason: str  # the engine's last words, redacted
+    unseen: bool = False  # it ended while its host did not run
 
 
 @attrs.frozen(kw_only=True)

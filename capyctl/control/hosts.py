@@ -165,6 +165,7 @@ def exited(book: Book, event: e.EngineExited) -> None:
                 generation=event.incarnation.generation,
                 role=event.role,
                 reason=event.reason,
+                unseen=event.unseen,
             ),
         )
         book.dirty = True

@@ -300,6 +300,7 @@ class EngineExited(Fact):
     generation: Generation
     role: Role
     reason: str
+    unseen: bool = False  # it ended while its host did not run
 
 
 @attrs.frozen(kw_only=True)

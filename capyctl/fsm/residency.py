@@ -465,7 +465,7 @@ def note_pending(state: State, event: f.StopRequested) -> State:
 
 
 def _exit_stop(event: f.EngineExited) -> Stop:
-    return Stop(kind=StopKind.EXIT, asked_at_ms=event.now_ms)
+    return Stop(kind=StopKind.EXIT, asked_at_ms=event.now_ms, unseen=event.unseen)
 
 
 def _last_words(event: f.EngineExited) -> Problem:

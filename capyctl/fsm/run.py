@@ -79,6 +79,7 @@ class Stop:
     asked_at_ms: Millis
     for_name: str | None = None
     switch: SwitchId | None = None
+    unseen: bool = False  # an exit while nobody watched: it says nothing of how long the engine ran
 
     @property
     def rank(self) -> int:
@@ -210,5 +211,10 @@ def later(one: Millis | None, other: Millis | None) -> Millis | None:
 
 
 def ran_well(run: Run, stop: Stop | None) -> bool:
-    """Whether `run` was READY, and the stop that ended it came later than a minute after that (decision 8)."""
-    return run.ready_at_ms is not None and stop is not None and stop.asked_at_ms - run.ready_at_ms >= SOON_MS
+    """Whether `run` was READY, and the stop that ended it came later than a minute after that (decision 8).
+
+    An exit that nobody saw is held against no engine: a machine or a container that is switched off ends it.
+    """
+    if run.ready_at_ms is None or stop is None:
+        return False
+    return stop.unseen or stop.asked_at_ms - run.ready_at_ms >= SOON_MS

@@ -134,7 +134,7 @@ class HostAgent:
                 # Without an identity the gate never opened; with one, all that was recorded is absent.
                 await self._custody.release(record.incarnation)
                 if record.processes:
-                    exit_report = _exit_report(record.incarnation, record.processes[0], None, ENDED_UNSEEN)
+                    exit_report = _exit_report(record.incarnation, record.processes[0], None, ENDED_UNSEEN, unseen=True)
                     self._spawn_task(self._send.send, exit_report)
                 continue
             try:
@@ -567,7 +567,7 @@ class HostAgent:
 
 
 def _exit_report(
-    incarnation: Incarnation, exited: ProcessIdentity, status: int | None, last_words: str
+    incarnation: Incarnation, exited: ProcessIdentity, status: int | None, last_words: str, *, unseen: bool = False
 ) -> m.MemberExit:
     return m.MemberExit(
         seen_at_ms=now_ms(),
@@ -576,6 +576,7 @@ def _exit_report(
         role=exited.role,
         status=status,
         last_words=last_words,
+        unseen=unseen,
     )
 
 

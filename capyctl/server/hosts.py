@@ -290,6 +290,7 @@ class HostLinks:
                     role=report.role,
                     status=report.status,
                     reason=report.last_words,
+                    unseen=report.unseen,
                     now_ms=now_ms,
                 )
             case m.LoadReport():

@@ -215,6 +215,7 @@ class MemberExit(Report):
     role: Role
     status: int | None
     last_words: str
+    unseen: bool = False  # it ended while the host did not run
 
 
 @attrs.frozen(kw_only=True)
