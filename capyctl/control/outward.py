@@ -14,7 +14,10 @@ WORDS_KEPT: Final = 3
 CHARS_MAX: Final = 600
 
 _DIRECTORIES: Final = re.compile(r"(?<![\w:/])(?:[a-z]+://)?~?/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")
-_ADDRESS: Final = re.compile(r"(?:[a-z]+://)?(?:(?:\d{1,3}\.){3}\d{1,3}|\[[0-9a-f:]+\]|localhost)(?::\d{1,5})?")
+_OCTET: Final = r"(?:0|[1-9]\d{0,2})"  # engines stamp their lines with 0.01.099.278, which is no address
+_ADDRESS: Final = re.compile(
+    rf"(?:[a-z]+://)?(?:(?<![\d.])(?:{_OCTET}\.){{3}}{_OCTET}(?![\d.])|\[[0-9a-f:]+\]|localhost)(?::\d{{1,5}})?"
+)
 _PORT: Final = re.compile(r"\bport(:?) \d{1,5}\b")
 
 

@@ -21,6 +21,7 @@ from capyctl.control import outward
         ("bound to [::1]:8100 and localhost:9", "bound to <address> and <address>"),
         ("another program took port 8103; it exited", "another program took port <number>; it exited"),
         ("see ~/models/x and file:///etc/secret", "see x and secret"),
+        ("0.01.099.278 I slot, at 10.0.0.7, version 1.2.3", "0.01.099.278 I slot, at <address>, version 1.2.3"),
         ("2/4 slots, 3 / 5", "2/4 slots, 3 / 5"),
         ("", ""),
     ],
