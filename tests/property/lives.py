@@ -469,7 +469,8 @@ class Product:
         for table, row in told.rows:
             phase = instance.gate.phase if table == "gate" else instance.phase
             self.fired.add(f"{table}: {label(row, phase)}")
-        return Taken(normal(told.instance, event.now_ms), told.orders, told.rows[-1][1])
+        after = instance if told.instance is instance else normal(told.instance, event.now_ms)
+        return Taken(after, told.orders, told.rows[-1][1])
 
 
 # --- where lives are explored from ------------------------------------------------------------------
