@@ -80,7 +80,6 @@ def outcome(book: Book, event: e.Outcome) -> None:
     fact = _fact(book, event)
     if fact is not None:
         lanes.tell(book, lane, fact)
-        book.dirty = True
 
 
 def _looked(book: Book, lane: Lane, event: e.Outcome) -> None:
@@ -168,7 +167,6 @@ def exited(book: Book, event: e.EngineExited) -> None:
                 unseen=event.unseen,
             ),
         )
-        book.dirty = True
 
 
 def load(book: Book, event: e.LoadReported) -> None:

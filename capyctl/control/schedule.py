@@ -19,7 +19,7 @@ from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
 from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, placement
+from capyctl.ledger import admission, asks, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import Nowhere
@@ -323,16 +323,11 @@ def usable(book: Book, lane: Lane) -> list[HostId]:
 
 
 def _lift_holds(book: Book) -> None:
-    """A held start is looked at again once no start loads on any host that it may use."""
+    """A held start is looked at again once nobody loads or wakes on any host that it may use."""
     held = _busy(book, ActivationPhase.HELD)
     if not held:
         return
-    loading = {
-        one.machine.run.host
-        for lane in book.busy
-        if (one := book.instances[lane]).machine.phase
-        in (ActivationPhase.ARMED, ActivationPhase.LAUNCHING, ActivationPhase.PROBING)
-    }
+    loading = {one.host for _, one in book.ledger.rows() if one.phase in forecast.LOADING and not one.uncertain}
     for lane, row in held:
         if row.held_for is HoldCause.PEER_STARTUP:
             hosts = set(book.deployments[lane.deployment].plans)

@@ -367,6 +367,10 @@ class Shell:
         for engine in list(host.engines.values()):
             world_hosts.die(self, engine, news=False)
 
+    def exit(self, engine: Engine, *, news: bool = True) -> None:
+        """Every process of an engine ends by itself; without `news` nobody who watches is there."""
+        world_hosts.die(self, engine, news=news)
+
     def _pulse(self, host: Host) -> None:
         """Samples and gauges, for ever."""
         busy = not self.quiet or any(engine.alive for engine in host.engines.values())

@@ -1,0 +1,637 @@
+"""What users of such systems reported, and what was decided, told to a whole world: events in, orders out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from simulation import checked
+from world import START_MS, Shell, shell
+from world_values import CUSTOM, SGLANG, VLLM, Client, Model, policy
+
+from capyctl.control import events as e
+from capyctl.control import orders as o
+from capyctl.control.book import Settings
+from capyctl.fsm import operation, request
+from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.cleanup import CleanupPhase
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.switch import Phase as SwitchPhase
+from capyctl.fsm.types import DeploymentId, Millis, Residency
+
+COLD_MS = 5_000
+BIG = Model(name="a", ready_gib=6, cold_gib=6, load_ms=COLD_MS, answer_ms=250)
+"""Two of these exclude each other."""
+
+
+def told(clients: list[Client]) -> list[str | None]:
+    return [client.told for client in clients]
+
+
+def world(*models: Model, seed: int = 1, **options: Any) -> tuple[Shell, list[DeploymentId]]:
+    """A shell without faults, every step of it checked, in which these models are deployed and measured."""
+    here = checked(shell(seed, **options))
+    identities = [here.deploy(model) for model in models]
+    here.run(4_000)
+    return here, identities
+
+
+def named(*names: str, **changes: Any) -> list[Model]:
+    return [attrs.evolve(BIG, name=name, **changes) for name in names]
+
+
+def heard(here: Shell, kind: type[o.Order]) -> list[Any]:
+    """Record every order of one class from now on."""
+    found: list[Any] = []
+    before = here.check
+
+    def check(shell_: Shell, memory: Any, event: e.Event, step: Any) -> None:
+        found.extend(order for order in step.orders if isinstance(order, kind))
+        if before is not None:
+            before(shell_, memory, event, step)
+
+    here.check = check
+    return found
+
+
+def switches(here: Shell) -> list[SwitchPhase]:
+    return [state.phase for state in here.world.book.switches.values()]
+
+
+# --- R01: a client goes away while the model loads ---------------------------------------------------
+
+
+@pytest.mark.parametrize("stay", [1, 0])
+def test_r01_clients_that_leave_during_a_cold_start_leave_nothing_behind(stay: int) -> None:
+    here, _ = world(attrs.evolve(BIG, load_ms=20_000))
+    settled = heard(here, o.Settled)
+    clients = [here.ask("a", hangs_up_in_ms=None if number < stay else 1_000) for number in range(20)]
+    here.run(1_100)
+    assert here.world.book.traffic.waiting_total == stay
+    assert [order.outcome for order in settled] == ["abandoned"] * (20 - stay)
+    here.run(40_000)
+    assert len(here.launches) == 1
+    assert told(clients) == ["ok"] * stay + ["gone"] * (20 - stay)
+    assert [order.outcome for order in settled].count("ok") == stay
+    assert not here.world.book.requests
+
+
+# --- R02: a model is evicted before it served the request it was loaded for ----------------------------
+
+
+def test_r02_two_exclusive_cold_models_asked_together_both_serve_before_they_go() -> None:
+    here, _ = world(*named("a", "b"))
+    for _ in range(50):
+        first = here.ask("a")
+        here.run(100)
+        clients = [first, here.ask("b")]
+        here.run(60_000)
+        assert told(clients) == ["ok", "ok"]
+    assert len(here.launches) == 2 * 50
+    assert all(here.served.get(incarnation, 0) >= 1 for incarnation in here.launches)
+
+
+def test_r02_two_others_asked_in_the_same_millisecond_both_serve_before_they_go() -> None:
+    here, _ = world(*named("a", "b", "c"))
+    for _ in range(50):
+        ready = here.ask("a")
+        here.run(60_000)
+        clients = [ready, here.ask("b"), here.ask("c")]
+        here.run(60_000)
+        assert told(clients) == ["ok", "ok", "ok"]
+    assert len(here.launches) == 3 * 50
+    assert all(here.served.get(incarnation, 0) >= 1 for incarnation in here.launches)
+
+
+# --- R03: a swap cuts a running answer, or kills the one that is loading --------------------------------
+
+
+def test_r03_an_answer_within_the_drain_limit_ends_before_the_switch() -> None:
+    here, (a, _) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    streaming = here.ask("a", answer_ms=25_000)
+    here.run(1_000)
+    asked = here.now
+    other = here.ask("b")
+    here.run(24_500)
+    assert (streaming.told, other.told) == ("ok", None)
+    here.run(15_000)
+    assert other.told == "ok"
+    assert here.now - asked < 60_000
+    assert here.lane(a).run.stopped.for_name == "b"  # decision 18: status can say for whom it went
+    assert switches(here) == [SwitchPhase.DONE]
+
+
+def test_r03_an_answer_over_the_drain_limit_is_not_cut_for_a_switch() -> None:
+    here, _ = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    streaming = here.ask("a", answer_ms=60_000)
+    here.run(1_000)
+    cut, other = heard(here, o.Cut), here.ask("b")
+    answers = heard(here, o.Answer)
+    here.run(34_000)
+    assert [(order.code, order.retry_after_s) for order in answers] == [("unavailable", 1)]
+    assert (streaming.told, other.told) == (None, "unavailable")
+    again = here.ask("a")  # the victim serves again at once
+    here.run(28_000)
+    assert told([streaming, again]) == ["ok", "ok"]
+    assert not cut
+    assert switches(here) == [SwitchPhase.FAILED]
+    assert len(here.launches) == 1
+
+
+def test_r03_a_model_that_loads_for_its_own_client_serves_it_before_it_goes() -> None:
+    here, _ = world(*named("a", "b"))
+    mine = here.ask("a")
+    here.run(1_000)
+    other = here.ask("b")
+    here.run(60_000)
+    assert told([mine, other]) == ["ok", "ok"]
+    assert [incarnation.lane.deployment for incarnation in here.launches] == [here.launches[0].lane.deployment] + [
+        here.launches[1].lane.deployment
+    ]
+    assert here.served[here.launches[0]] == 1
+
+
+# --- R04: first requests together start several copies ---------------------------------------------------
+
+
+def test_r04_sixty_four_first_requests_start_one_engine_and_are_all_answered() -> None:
+    here, (a,) = world(BIG)
+    launches = heard(here, o.Launch)
+    clients = [here.ask("a" if number % 2 else "a-alias") for number in range(64)]
+    same = here.revise(a, BIG), here.revise(a, BIG)
+    here.run(60_000)
+    assert len(launches) == 1
+    assert told(clients) == ["ok"] * 64
+    assert all(here.reply(key).code is None for key in same)
+
+
+# --- R05: the idle clock counts from the wrong moment ------------------------------------------------------
+
+
+def test_r05_the_idle_clock_counts_from_the_last_byte_and_not_during_a_start() -> None:
+    settings = Settings(ready_idle_ms=Millis(5_000))
+    here, (a, w) = world(
+        attrs.evolve(BIG, ready_gib=3, cold_gib=3, load_ms=12_000),
+        attrs.evolve(BIG, name="w", ready_gib=3, cold_gib=3, warm=True),
+        settings=settings,
+    )
+    client, kept = here.ask("a", answer_ms=12_000), here.ask("w")
+    here.run(60_000, until=lambda: client.told is not None)
+    ended = here.now
+    assert (client.told, kept.told) == ("ok", "ok")
+    here.run(4_900)
+    assert here.lane(a).gate_open
+    here.run(60_000, until=lambda: not here.lane(a).gate_open)
+    assert 5_000 <= here.now - ended <= 5_600
+    here.run(60_000)
+    assert here.lane(a).run.stopped.kind.value == "idle"
+    assert here.lane(w).gate_open
+
+
+# --- R06: stuck in "stopping" --------------------------------------------------------------------------------
+
+
+def test_r06_an_engine_that_survives_its_end_is_uncertain_with_a_reason_and_blocks_nobody() -> None:
+    here, (a, _) = world(*named("a", "b", ready_gib=3, cold_gib=3))
+    here.ask("a")
+    here.run(20_000)
+    (engine,) = here.engines("a")
+    engine.unkillable = True
+    endless = here.ask("a", answer_ms=10**9)
+    here.run(1_000)
+    key, other = here.stop(a), here.ask("b")
+    here.run(30_000)
+    assert other.told == "ok"
+    here.run(900_000)  # the stop's bound for running requests
+    here.run(70_000)  # the idle wait, and two kinds of signal
+    stop = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert stop.phase is operation.Phase.UNCERTAIN
+    assert stop.targets[0].reason == "it survives SIGKILL"
+    assert here.lane(a).run.last_error.reason == "it survives SIGKILL"
+    assert here.world.book.ledger.holding(here.lane(a).machine.lane.owner) is not None
+    engine.unkillable = False
+    here.run(700_000)
+    stop = here.world.book.operations[stop.operation]
+    assert stop.phase is operation.Phase.SUCCEEDED
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert endless.told == "engine_unreachable"
+    assert here.ask("a").told == "deployment_stopped"
+
+
+# --- R07 and decision 7: a failed start is remembered for ever ---------------------------------------------------
+
+
+def test_r07_after_failed_starts_a_request_starts_it_again_without_an_operator() -> None:
+    here, (a,) = world(BIG)
+    pause_ms = 30_000
+    for fault in ("exit_early", "load_stuck", "exit_early"):
+        here.faults.percent = {fault: 100}
+        first = here.ask("a")
+        here.run(150_000, until=lambda client=first: client.told is not None)  # type: ignore[misc]
+        failed = here.now
+        assert first.told == "activation_failed"
+        answers = heard(here, o.Answer)
+        launched = len(here.launches)
+        second = here.ask("a")  # answered at once, with the engine's last words
+        assert second.told == "activation_failed"
+        assert answers[0].retry_after_s == pause_ms // 1_000
+        assert ("not ready" if fault == "load_stuck" else "it exited with status 1") in answers[0].message
+        here.run(failed + pause_ms - here.now - 1)
+        assert here.ask("a").told == "activation_failed"
+        assert len(here.launches) == launched
+        here.run(1_001)
+        pause_ms *= 2
+    here.faults.percent = {}
+    last = here.ask("a")
+    here.run(20_000)
+    assert last.told == "ok"
+    assert here.lane(a).run.failures == 3  # forgotten once it has run well
+
+
+def test_decision_7_a_passing_reason_is_tried_again_within_the_operation() -> None:
+    here, _ = world(BIG)
+    here.faults.percent = {"launch_never": 100}
+    client = here.ask("a")
+    here.run(10_000)
+    assert here.lane(next(iter(here.models))).phase is ActivationPhase.HELD
+    here.faults.percent = {}
+    here.run(40_000)
+    assert client.told == "ok"
+    assert len(here.launches) == 1
+
+
+def test_decision_7_an_operators_start_does_not_wait_for_the_pause() -> None:
+    here, (a,) = world(BIG)
+    here.faults.percent = {"exit_early": 100}
+    here.ask("a")
+    here.run(20_000)
+    assert here.lane(a).phase is ActivationPhase.FAILED
+    here.faults.percent = {}
+    key = here.start(a)
+    here.run(10_000)
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.SUCCEEDED
+    assert here.lane(a).gate_open
+
+
+@pytest.mark.parametrize(("lived_ms", "counts"), [(30_000, True), (90_000, False)])
+def test_decision_8_an_exit_within_a_minute_of_ready_is_a_failed_operation(lived_ms: int, counts: bool) -> None:
+    here, (a,) = world(BIG)
+    here.ask("a")
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    here.run(lived_ms)
+    (engine,) = here.engines("a")
+    here.exit(engine)
+    here.run(10_000)
+    run = here.lane(a).run
+    assert here.lane(a).phase is ActivationPhase.FAILED
+    assert (run.failures, run.retry_at_ms is not None) == ((1, True) if counts else (0, False))
+    assert here.ask("a").told == ("activation_failed" if counts else None)
+
+
+# --- R08: orphans after the parent is killed ------------------------------------------------------------------------
+
+
+def test_r08_an_engine_that_outlived_its_controller_is_probed_before_it_serves() -> None:
+    here, (a, _) = world(*named("a", "b"))
+    running = here.ask("a", answer_ms=60_000)
+    here.run(20_000)
+    (place,) = here.world.book.requests
+    here.crash()
+    looks = heard(here, o.Probe)
+    assert not here.lane(a).gate_open
+    assert here.world.book.requests[place].phase is request.Phase.CANCEL_STOP  # nobody knows what was sent
+    waits = here.ask("a")
+    assert waits.told is None
+    here.run(600, until=lambda: bool(looks))
+    assert [order.incarnation for order in looks] == [here.launches[0]]
+    assert not here.lane(a).gate_open
+    here.run(10_000)
+    assert here.lane(a).gate_open
+    assert (running.told, waits.told) == ("crashed", "ok")
+    assert len(here.launches) == 1
+
+
+def test_r08_nothing_is_launched_into_memory_that_an_orphan_holds() -> None:
+    here, (a, _) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    here.crash()
+    other = here.ask("b")
+    here.run(60_000)
+    assert other.told == "ok"  # every step was checked: b's launch came after the proof that a is gone
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert not here.engines("a")
+
+
+def test_r08_an_engine_that_ended_while_the_controller_was_down_is_proven_gone_and_starts_again() -> None:
+    here, (a,) = world(BIG)
+    here.ask("a")
+    here.run(100_000)
+    (engine,) = here.engines("a")
+    here.faults.percent = {}
+    here.crash()
+    here.exit(engine, news=False)
+    client = here.ask("a")
+    here.run(30_000)
+    assert client.told in ("ok", "activation_failed")
+    assert not engine.alive
+    again = here.ask("a")
+    here.run(30_000)
+    assert again.told == "ok"
+    assert here.lane(a).run.generation > here.launches[0].generation
+
+
+# --- R09: two idle models, room for one -----------------------------------------------------------------------------
+
+
+def test_r09_forty_interleaved_requests_take_a_switch_or_two_not_forty() -> None:
+    here, _ = world(*named("a", "b"))
+    clients = [here.ask("a" if number % 2 else "b") for number in range(40)]
+    here.run(120_000)
+    assert told(clients) == ["ok"] * 40
+    assert len(here.launches) == 2
+    assert len(switches(here)) == 1
+
+
+B_BOUND_MS = 2_000 + 500 + 6_000 + 2 * COLD_MS
+"""The window, the last answers, the end of the old engine, and the cold start with its first answer."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_r09_a_single_request_among_an_endless_stream_is_served_within_a_stated_bound(seed: int) -> None:
+    here, _ = world(*named("a", "b"), seed=seed)
+    stream: list[Client] = [here.ask("a")]
+
+    def keep_asking() -> None:
+        if not here.quiet:
+            stream.append(here.ask("a"))
+            here.later(100, keep_asking)
+
+    here.run(20_000)
+    keep_asking()
+    here.run(10_000)
+    asked, single = here.now, here.ask("b")
+    here.run(60_000, until=lambda: single.told is not None)
+    assert single.told == "ok"
+    assert here.now - asked <= B_BOUND_MS
+    here.quiet = True
+    here.run(60_000)
+    assert {client.told for client in stream} <= {"ok", "queue_full"}
+    assert len(here.launches) == 3  # a, b for the one, and a again for those who waited meanwhile
+
+
+# --- decisions ----------------------------------------------------------------------------------------------------------
+
+
+def test_decision_1_a_request_for_a_model_that_drains_for_a_switch_waits_and_the_next_switch_serves_it() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    here.ask("a", answer_ms=10_000)
+    here.run(100)
+    here.ask("b")
+    here.run(10_000, until=lambda: here.lane(a).phase is ResidencyPhase.DRAINING_TO_STOP)
+    late = here.ask("a")
+    assert late.told is None
+    assert here.world.book.requests[late.request].phase is request.Phase.QUEUED
+    here.run(60_000)
+    assert late.told == "ok"
+    assert switches(here) == [SwitchPhase.DONE, SwitchPhase.DONE]
+    assert here.lane(b).phase is ActivationPhase.STOPPED
+
+
+def test_decision_6_an_engine_that_stays_busy_is_signalled_after_the_idle_wait() -> None:
+    settings = Settings(stop_limit_ms=Millis(5_000))
+    here, (a,) = world(BIG, settings=settings)
+    here.ask("a")
+    here.run(20_000)
+    endless = here.ask("a", answer_ms=10**9)
+    here.run(1_000)
+    ends, waits = heard(here, o.Terminate), heard(here, o.AwaitIdle)
+    key = here.stop(a)
+    here.run(5_500)
+    assert (len(waits), len(ends)) == (1, 0)
+    here.run(31_000)
+    assert len(ends) == 1  # thirty seconds later, busy or not
+    here.run(10_000)
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert here.world.book.operations[here.reply(key).receipt.operation].phase is operation.Phase.SUCCEEDED  # type: ignore[union-attr, index]
+    assert endless.told == "engine_unreachable"
+
+
+def test_decision_9_a_victim_with_an_older_waiter_is_protected_and_one_with_a_younger_is_not() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    places = [here.ask("a", answer_ms=40_000) for _ in range(32)]
+    here.run(15_000)
+    older = here.ask("a")  # waits: all places are taken
+    here.run(100)
+    target = here.ask("b")
+    here.run(2_000)
+    assert switches(here) == []  # a's waiter is older than b's
+    here.run(100_000)
+    assert older.told == target.told == "ok"
+    assert told(places) == ["ok"] * 32
+    here.run(1_000)
+    assert here.lane(b).gate_open
+    again = here.ask("b", answer_ms=4_000)
+    here.run(200)
+    target = here.ask("a")
+    here.run(100)
+    younger = here.ask("b")
+    here.run(60_000)
+    assert told([again, target, younger]) == ["ok", "ok", "ok"]
+    assert here.lane(a).run.generation == 3
+
+
+def test_decision_16_a_wake_keeps_its_generation_and_a_cold_start_draws_the_next() -> None:
+    deep = attrs.evolve(BIG, traits=VLLM, residency=Residency.DEEP, ready_gib=5, cold_gib=5, parked_gib=0.5)
+    here, (a, b) = world(attrs.evolve(deep, name="a"), attrs.evolve(deep, name="b"))
+    for name in ("a", "b", "a", "b", "a"):
+        client = here.ask(name)
+        here.run(60_000)
+        assert client.told == "ok"
+    assert [incarnation.generation for incarnation in here.launches] == [1, 1]
+    assert here.lane(a).run.generation == here.lane(b).run.generation == 1
+    assert (here.lane(a).phase, here.lane(b).phase) == (ResidencyPhase.READY, ResidencyPhase.PARKED)
+    here.stop(b)
+    here.run(10_000)
+    here.start(b, evict=True)
+    here.run(60_000)
+    assert here.lane(b).run.generation == 3  # 2 fenced the old run when it was proven gone
+
+
+def test_decision_17_waiting_for_memory_ends_with_the_oldest_waiter_and_the_bound_of_a_start_runs_from_its_arm() -> (
+    None
+):
+    settings = Settings(request_deadline_ms=Millis(60_000))
+    here, (a, b) = world(*named("a", "b"), settings=settings)
+    here.start(a)
+    here.run(20_000)
+    here.ask("a", answer_ms=1_000_000)  # never drains in time
+    here.run(1_000)
+    limit = Millis(here.now + 30_000)
+    key = here.start(b, deadline_ms=limit)
+    here.run(29_000)
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.ACCEPTED
+    assert opened.waiting_code == "insufficient_resources"
+    assert "charged to a (6.0 GiB)" in opened.waiting_reason
+    here.run(2_000)
+    opened = here.world.book.operations[opened.operation]
+    assert (opened.phase, opened.code) == (operation.Phase.EXPIRED, "insufficient_resources")
+    assert here.lane(b).phase is ActivationPhase.STOPPED
+    here.stop(a)
+    here.run(900_000)
+    launches = heard(here, o.Launch)
+    here.ask("b")
+    assert launches[0].deadline_ms == here.now + 120_000
+
+
+def test_a_stop_is_lifted_by_an_operators_start_alone() -> None:
+    here, (a,) = world(BIG)
+    here.start(a)
+    here.run(20_000)
+    here.stop(a)
+    here.run(20_000)
+    assert here.ask("a").told == "deployment_stopped"
+    here.crash()
+    here.run(5_000)
+    assert here.ask("a").told == "deployment_stopped"
+    here.start(a)
+    client = here.ask("a")
+    here.run(20_000)
+    assert client.told == "ok"
+
+
+def test_a_start_that_meets_the_end_of_a_switch_victim_starts_it_once_it_is_gone() -> None:
+    here, (a, b) = world(*named("a", "b", ready_gib=6, cold_gib=6), policies=(policy("h1", managed=8),))
+    here.ask("a")
+    here.run(20_000)
+    waits = here.ask("b")
+    here.run(60_000, until=lambda: here.lane(a).phase in CleanupPhase)
+    key = here.start(a, evict=True)
+    here.run(120_000)
+    assert waits.told == "ok"
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.SUCCEEDED
+    assert here.lane(a).gate_open
+
+
+def test_a_start_that_meets_a_park_wakes_it_once_it_is_parked() -> None:
+    here, (a,) = world(attrs.evolve(BIG, traits=VLLM, residency=Residency.DEEP, parked_gib=0.5))
+    here.start(a)
+    here.run(20_000)
+    parked = here.park(a)
+    here.run(10)
+    started = here.start(a)
+    here.run(60_000)
+    book = here.world.book
+    ended = [book.operations[here.reply(key).receipt.operation].phase for key in (parked, started)]  # type: ignore[union-attr, index]
+    assert ended == [operation.Phase.SUCCEEDED, operation.Phase.SUCCEEDED]
+    assert here.lane(a).gate_open
+    assert len(here.launches) == 1
+
+
+def test_a_revision_with_a_start_waits_for_the_old_instances_and_then_starts() -> None:
+    here, (a,) = world(attrs.evolve(BIG, instances=2, ready_gib=3, cold_gib=3))
+    here.start(a)
+    here.run(30_000)
+    running = here.ask("a", answer_ms=20_000)
+    here.run(500)
+    key = here.revise(a, attrs.evolve(BIG, instances=2, ready_gib=3, cold_gib=3, note="v2"), activate=True)
+    waits = here.ask("a")
+    launched = len(here.launches)
+    here.run(15_000)
+    assert len(here.launches) == launched  # the old ones are proven gone first
+    here.run(60_000)
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.SUCCEEDED
+    assert told([running, waits]) == ["ok", "ok"]
+    assert all(row.revision == 2 for _, row in here.world.book.of(a))
+
+
+def test_the_count_of_instances_falls_and_rises_without_touching_what_serves() -> None:
+    here, (a,) = world(attrs.evolve(BIG, instances=2, ready_gib=2, cold_gib=2))
+    here.ask("a")
+    here.run(20_000)
+    serving = here.world.book.serving(a)
+    assert len(serving) == 1
+    for count in (1, 3, 1, 2):
+        here.revise(a, attrs.evolve(BIG, instances=count, ready_gib=2, cold_gib=2))
+        here.run(1_000)
+        assert here.world.book.serving(a) == serving
+        assert len(here.world.book.lanes[a]) == count
+    here.stop(a)
+    here.run(20_000)
+    assert not here.engines()
+
+
+def test_a_drained_host_keeps_nothing_and_serves_again_once_undrained() -> None:
+    here, (a,) = world(BIG, policies=(policy("h1"), policy("h2")))
+    client = here.ask("a")
+    here.run(20_000)
+    first = here.lane(a).run.host
+    here.drain(first)
+    here.run(20_000)
+    assert not here.engines()
+    moved = here.ask("a")
+    here.run(20_000)
+    assert told([client, moved]) == ["ok", "ok"]
+    assert here.lane(a).run.host != first
+
+
+def test_thirty_two_places_that_only_a_stop_gives_back_restart_the_engine() -> None:
+    here, (a,) = world(attrs.evolve(BIG, traits=CUSTOM))
+    here.ask("a")
+    here.run(20_000)
+    lost = [here.ask("a", stream=False, answer_ms=10**6, hangs_up_in_ms=500) for _ in range(32)]
+    here.run(1_000)
+    client = here.ask("a")
+    here.run(30_000)
+    assert client.told == "ok"  # 68
+    assert told(lost) == ["gone"] * 32
+    assert len(here.launches) == 2
+    assert here.launches[1].generation > here.launches[0].generation
+    assert here.lane(a).gate_open
+
+
+def test_a_model_that_woke_with_another_answer_never_serves_and_starts_afresh() -> None:
+    deep = attrs.evolve(BIG, traits=SGLANG, residency=Residency.DEEP, ready_gib=5, cold_gib=5)
+    here, (a,) = world(deep)
+    here.start(a)
+    here.run(20_000)
+    here.park(a)
+    here.run(20_000)
+    here.faults.percent = {"wake_mismatch": 100}
+    client = here.ask("a")
+    here.run(20_000, until=lambda: here.lane(a).phase in CleanupPhase)
+    here.faults.percent = {}
+    here.run(60_000)
+    assert client.told == "ok"
+    assert [incarnation.generation for incarnation in here.launches] == [1, 3]
+    assert here.lane(a).run.last_error.code == "wake_mismatch"
+
+
+def test_a_failed_switch_leaves_its_victim_alone_for_as_long_as_it_kept_it_waiting() -> None:
+    here, _ = world(*named("a", "b"), settings=Settings(drain_timeout_ms=Millis(10_000)))
+    here.ask("a")
+    here.run(20_000)
+    here.ask("a", answer_ms=300_000)
+    here.run(1_000)
+    here.ask("b")
+    here.run(20_000, until=lambda: switches(here) == [SwitchPhase.FAILED])
+    here.ask("b")
+    here.run(9_900)
+    assert len(switches(here)) == 1
+    here.run(200)
+    assert len(switches(here)) == 2
+
+
+def test_the_clock_of_these_stories_starts_where_the_shell_says() -> None:
+    assert shell(0).now == START_MS
