@@ -13,7 +13,7 @@ import attrs
 from capyctl import ulid
 from capyctl.control import lanes, operations, requests
 from capyctl.control.book import Book, lane_of_owner
-from capyctl.control.records import Move
+from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
@@ -80,12 +80,24 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
             continue
         if book.evicts_again_at.get(lane.deployment, Millis(0)) > book.now_ms:
             continue
-        if row.wish.origin is not Origin.OPERATOR or row.wish.evict:
-            wanting.append((row.wish.since_ms, lane))
+        since_ms = _may_evict_since(book, lane, row.wish)
+        if since_ms is not None:
+            wanting.append((since_ms, lane))
     for since_ms, lane in sorted(wanting):
         if any(state.target == lane.deployment for state in active(book)):
             continue
         _begin_for(book, lane, since_ms, asks_of(book, lane))
+
+
+def _may_evict_since(book: Book, lane: Lane, wish: Wish) -> Millis | None:
+    """Since when somebody waits for whom others may have to give way; None while only an operator without --evict does.
+
+    Requests that joined such a start are owed what they would have had without it.
+    """
+    if wish.origin is not Origin.OPERATOR or wish.evict:
+        return wish.since_ms
+    waiting = book.traffic.queue(lane.deployment).waiting
+    return min((book.requests[one].arrived_at_ms for one in waiting), default=None)
 
 
 def _begin_for(book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask]) -> None:
