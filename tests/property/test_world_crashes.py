@@ -1,0 +1,173 @@
+"""The controller dies at every boundary: before a commit, after it, and after each order; the world recovers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import attrs
+import pytest
+from simulation import Life, checked
+from world import Shell, shell
+from world_values import VLLM, Client, Model
+
+from capyctl.control import events as e
+from capyctl.control import orders as o
+from capyctl.fsm import operation, request
+from capyctl.fsm.cleanup import CleanupPhase
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.types import DeploymentId, Millis, Residency
+
+PLAIN = Model(name="a", ready_gib=6, cold_gib=6)
+DEEP = attrs.evolve(PLAIN, traits=VLLM, residency=Residency.DEEP, ready_gib=5, cold_gib=5)
+LIMIT_MS = 2 * 3_600_000
+
+
+def start(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    here.start(a)
+    here.run(15_000)
+    here.ask("a")
+    here.run(2_000)
+
+
+def stop(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    start(here, a, b)
+    here.ask("a", answer_ms=1_500)
+    here.run(500)
+    here.stop(a)
+    here.run(40_000)
+
+
+def switch(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    start(here, a, b)
+    here.ask("b")
+    here.run(60_000)
+    here.ask("a")
+    here.run(60_000)
+
+
+def park_and_wake(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    start(here, a, b)
+    here.park(a)
+    here.run(20_000)
+    here.ask("a")
+    here.run(20_000)
+    here.ask("b")
+    here.run(60_000)
+
+
+def revise_and_delete(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    start(here, a, b)
+    here.revise(a, attrs.evolve(here.models[a][1], note="v2"), activate=True)
+    here.run(40_000)
+    here.delete(a, stop=True)
+    here.run(40_000)
+
+
+STORIES: tuple[tuple[Callable[[Shell, DeploymentId, DeploymentId], None], Model], ...] = (
+    (start, PLAIN),
+    (stop, PLAIN),
+    (switch, PLAIN),
+    (switch, DEEP),
+    (park_and_wake, DEEP),
+    (revise_and_delete, PLAIN),
+)
+
+
+@pytest.mark.parametrize(("story", "model"), STORIES, ids=[f"{one.__name__}-{m.residency.value}" for one, m in STORIES])
+def test_a_crash_at_every_boundary_is_recovered(
+    story: Callable[[Shell, DeploymentId, DeploymentId], None], model: Model
+) -> None:
+    for crash_at in itertools.count(1):
+        here = checked(shell(7))
+        a = here.deploy(model)
+        b = here.deploy(attrs.evolve(model, name="b"))
+        here.run(5_000)
+        here.crash_at = here.boundaries + crash_at
+        story(here, a, b)
+        crashed = here.crashes
+        Life(7, here, [], [], 0, 0).come_to_rest()
+        probe(here)
+        if not crashed:
+            assert crash_at > 10
+            return
+
+
+def probe(here: Shell) -> None:
+    """The closing check: each model that may run answers one request, and nothing is left over."""
+    here.quiet = False
+    for row in list(here.world.book.deployments.values()):
+        stopped = row.state.suspended
+        client: Client = here.ask(row.spec.name)
+        here.run(LIMIT_MS, until=lambda client=client: client.told is not None)  # type: ignore[misc]
+        assert client.told == ("deployment_stopped" if stopped else "ok"), row.spec.name
+    assert not here.world.book.requests
+    charged = {owner for owner, _ in here.world.book.ledger.rows()}
+    assert charged == {engine.incarnation.lane.owner for engine in here.engines()}
+
+
+def test_places_survive_a_kill_as_ending_only_with_their_engine_and_are_let_go_with_it() -> None:
+    here = checked(shell(3))
+    a = here.deploy(PLAIN)
+    here.run(5_000)
+    clients = [here.ask("a", answer_ms=120_000, hangs_up_in_ms=60_000 if n % 2 else None) for n in range(6)]
+    here.run(20_000)
+    assert len(here.world.book.requests) == 6
+    here.crash()
+    states = list(here.world.book.requests.values())
+    assert [state.phase for state in states] == [request.Phase.CANCEL_STOP] * 6
+    assert {client.told for client in clients} == {"crashed"}
+    here.run(10_000)
+    assert here.lane(a).gate_open
+    assert len(here.world.book.requests) == 6  # an idle reading proves nothing of what may not have arrived
+    assert here.ask("a").told is None
+    here.stop(a)
+    here.run(60_000)
+    assert not here.world.book.requests
+
+
+def test_a_ready_engine_is_probed_by_the_new_session_and_opens_only_on_fresh_proofs() -> None:
+    here = checked(shell(3))
+    a = here.deploy(PLAIN)
+    here.start(a)
+    here.run(20_000)
+    here.faults.percent = {"probe_mute": 100}
+    here.crash()
+    client = here.ask("a")
+    here.run(60_000)
+    assert here.lane(a).phase is ResidencyPhase.READY
+    assert not here.lane(a).gate_open
+    assert client.told is None
+    here.faults.percent = {}
+    here.run(20_000)
+    assert here.lane(a).gate_open
+    assert client.told == "ok"
+
+
+def test_a_launch_whose_answer_died_with_the_controller_is_adopted_not_repeated() -> None:
+    here = checked(shell(3))
+    a = here.deploy(attrs.evolve(PLAIN, load_ms=20_000))
+    key = here.start(a)
+    here.run(10_000)
+    here.crash()
+    here.run(700)
+    assert here.lane(a).phase is CleanupPhase.RECONCILING
+    here.run(600_000)
+    assert here.lane(a).gate_open
+    assert len(here.launches) == 1
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.SUCCEEDED
+
+
+def test_a_step_that_breaks_an_invariant_is_stored_with_the_next_one() -> None:
+    """What is in memory stays the truth: rows that a broken step touched are not lost to the store."""
+    here = checked(shell(3))
+    a = here.deploy(PLAIN)
+    here.run(5_000)
+    row = here.world.book.deployments[a]
+    here.world.book.put_deployment(row)
+    with pytest.raises(Exception, match="knows no"):
+        here.world.handle(e.Event(now_ms=Millis(here.now)))
+    step = here.world.handle(e.Ticked(now_ms=Millis(here.now)))
+    assert [(record.kind, record.key) for record in step.changed] == [("deployment", a)]
+    assert not any(isinstance(order, o.HostOrder) for order in step.orders)
