@@ -14,7 +14,7 @@ from capyctl import ulid
 from capyctl.control import lanes, operations, requests
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import Move, Wish
-from capyctl.fsm import facts, operation, switch
+from capyctl.fsm import facts, operation, residency, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Stop
@@ -234,7 +234,7 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
                 _leave(book, state, lane, parks=parks)
         case switch.DropSwitchReason(lanes=closed):
             for lane in closed:
-                if lane in book.instances:
+                if lane in book.instances and _leaves_for(book, lane) in (None, state.switch):
                     lanes.tell(book, lane, facts.Withdrawn(now_ms=book.now_ms, switch=state.switch))
         case switch.ReleaseVictims(park=park, stop=stop):
             book.dirty = True  # the drains that were held back for the slowest victim go on in the next pass
@@ -254,6 +254,14 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
                     book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=None, switch=None)))
         case _:
             book.dirty = True  # CheckAgain, ActivateTarget, LetWaitersIn: answered by `advance` in the same pass
+
+
+def _leaves_for(book: Book, lane: Lane) -> SwitchId | None:
+    """The switch that this instance leaves for now: a victim that came back may be another one's meanwhile."""
+    life = book.instances[lane].machine.life
+    if not isinstance(life, residency.State):
+        return None
+    return life.ask.switch if life.ask is not None else life.stop.switch if life.stop is not None else None
 
 
 def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
