@@ -6,6 +6,7 @@ shell are checked as it runs, and after the faults are healed everything must co
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -129,6 +130,17 @@ class Life:
     acts_ms: int
     appetite: int  # of a hundred acts, how many are requests
     kept: dict[DeploymentId, Model] = attrs.field(factory=dict)
+
+    @property
+    def told(self) -> list[object]:
+        """What the outside saw of this life: each client's end, each launch, each operation's end."""
+        book = self.shell.world.book
+        return [
+            *((client.request, client.told, str(client.served_by)) for client in self.shell.clients.values()),
+            *map(str, self.shell.launches),
+            *((state.operation, state.phase.value, state.ended_at_ms) for state in book.operations.values()),
+            sorted(book.counters.items()),
+        ]
 
     @property
     def rng(self) -> random.Random:
@@ -397,6 +409,8 @@ if __name__ == "__main__":
 
     one = live(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2_000)
     print(f"seed {one.seed}: {one.shell.steps} steps, {one.shell.crashes} crashes, {ended_operations(one)}")
+    if "digest" in sys.argv:
+        print("digest", hashlib.sha256(repr(one.told).encode()).hexdigest())
 
 
 __all__ = ["MACHINES", "Life", "checked", "label", "live", "o", "operations", "recording", "switching"]
