@@ -562,9 +562,11 @@ def _again(state: State) -> Run:
 
 
 def settled_to_retry(state: State, event: f.Fact) -> SettledToRetry:
-    """to activation: HELD, one attempt spent"""
+    """to activation: HELD, one attempt spent; the first time it is tried again at once"""
     run = _again(state)
-    return SettledToRetry(run=run, until_ms=Millis(event.now_ms + cooldown_ms(run.attempts)))
+    # What was lost is the answer, as when the controller is killed: that is held against no engine, until it recurs.
+    pause_ms = cooldown_ms(run.attempts - 1) if run.attempts > 1 else 0
+    return SettledToRetry(run=run, until_ms=Millis(event.now_ms + pause_ms))
 
 
 def attempt_failed(state: State, event: f.Fact) -> AttemptFailed:

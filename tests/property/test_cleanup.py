@@ -176,6 +176,17 @@ def test_a_look_classifies_the_unknown_as_the_reference_says(lost: m.State, seen
         assert type(orders[-1]) is outcome
 
 
+@pytest.mark.parametrize(("attempts", "pause_ms"), [(0, 0), (1, 30_000)])
+def test_a_launch_whose_answer_was_lost_is_tried_again_at_once_but_not_time_after_time(attempts: int, pause_ms: int):
+    """A controller that was killed is no fault of the engine's; an answer that is lost again may be."""
+    lost = attrs.evolve(LAUNCH, run=attrs.evolve(LAUNCH.run, attempts=attempts))
+    looking, _ = m.CLEANUP.step(lost, turn(EARLY))
+    _, orders = m.CLEANUP.step(looking, probed(20_000, **GONE))
+    retry = orders[-1]
+    assert isinstance(retry, x.SettledToRetry)
+    assert (retry.run.attempts, retry.until_ms) == (attempts + 1, 20_000 + pause_ms)
+
+
 def test_an_operators_stop_ends_the_unknown_without_waiting_for_a_pause():
     state = attrs.evolve(PARK, look_at_ms=Millis(10**9))
     story: list[tuple[f.Fact, list[Any]]] = [
