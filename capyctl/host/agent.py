@@ -34,6 +34,7 @@ from capyctl.session import messages as m
 
 REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
+FREED_S = 0.1  # after a proven end: by then the server knows of it, and a sample is newer than what it knows
 PEAK_EVERY_S = 0.2
 IDLE_POLL_S = 0.5
 REASON_CHARS = 4_000
@@ -89,6 +90,7 @@ class HostAgent:
     _running: dict[str, _Running] = attrs.field(init=False, factory=dict)
     _preparing: dict[Incarnation, _Preparing] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    _freed: trio.Event = attrs.field(init=False, factory=trio.Event)  # memory came back: look before the next second
 
     def __attrs_post_init__(self) -> None:
         self._send, self.reports = trio.open_memory_channel[m.Report](REPORTS_MAX)
@@ -233,6 +235,8 @@ class HostAgent:
         finally:
             running.done.set()
             del self._running[command.command_id]
+            if isinstance(running.result, m.Absent):
+                self._freed.set()  # a switch waits for a sample that is newer than the end of its victim
 
     async def _effect(self, command: m.Command) -> m.Result:
         match command:
@@ -553,10 +557,14 @@ class HostAgent:
 
     async def _report_domains(self) -> None:
         while True:
+            self._freed = trio.Event()
             owners = {engine.incarnation.lane.owner: engine.processes for engine in self._custody.engines.values()}
             domains = await self.observer.sample(owners)
             self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
-            await trio.sleep(DOMAINS_EVERY_S)
+            with trio.move_on_after(DOMAINS_EVERY_S) as pause:
+                await self._freed.wait()
+            if not pause.cancelled_caught:
+                await trio.sleep(FREED_S)
 
     def _say(self, report: m.Report) -> None:
         """Send a sample, or drop and count it: the next one says more. Half of the channel is kept for news."""

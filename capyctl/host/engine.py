@@ -111,7 +111,7 @@ class Engine:
             except CapyError as refused:
                 return refused
             await trio.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, POLL_S)
+            wait_s = min(wait_s * 1.2, POLL_S)
         if not await trio.to_thread.run_sync(self.owns_its_port):
             return Failure("port_conflict", f"another program answers on port {self.record.port} of this engine")
         while True:
