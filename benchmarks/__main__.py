@@ -1,6 +1,7 @@
 """`python -m benchmarks`: every measurement, one after the other."""
 
-from benchmarks import relay
+from benchmarks import cli_start, relay, switch
 
 if __name__ == "__main__":
-    relay.main()
+    for measurement in (relay, cli_start, switch):
+        measurement.main()
