@@ -378,11 +378,16 @@ def retire(book: Book, lane: Lane) -> bool:
     one = book.instances[lane]
     if one.has_launch or one.in_progress:
         return False
-    operations.failed(book, lane, operations.SERVE, "deployment_stopped", "the deployment has fewer instances now")
+    _forget(book, lane, "the deployment has fewer instances now")
+    return True
+
+
+def _forget(book: Book, lane: Lane, reason: str) -> None:
+    """Drop an instance of which nothing is left; whatever an open operation wanted of it is settled by that."""
+    operations.failed(book, lane, operations.SERVE, "deployment_stopped", reason)
     operations.met(book, lane, operations.PARK)
     operations.met(book, lane, operations.STOP)
     book.drop_instance(lane)
-    return True
 
 
 def surplus(book: Book, identity: DeploymentId, count: int) -> list[Lane]:
@@ -463,7 +468,7 @@ def park_lane(book: Book, lane: Lane, origin: Origin) -> None:
 def _drop(book: Book, row: DeploymentRow) -> None:
     identity = row.state.deployment
     for lane, _ in list(book.of(identity)):
-        book.drop_instance(lane)
+        _forget(book, lane, "the deployment was deleted")
     for route, owner in list(book.routes.items()):
         if owner == identity:
             del book.routes[route]

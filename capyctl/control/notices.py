@@ -10,7 +10,7 @@ from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import effects as fx
-from capyctl.fsm import switch
+from capyctl.fsm import deployment, switch
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import Generation, Lane, Millis, StopKind
 
@@ -114,7 +114,8 @@ def _stopped(book: Book, lane: Lane, stop: Stop) -> None:
     wish = book.instances[lane].wish
     if stop.rank < INSISTED:
         return
-    if wish is not None and wish.since_ms >= stop.asked_at_ms and not requests.operator_stopped(book, row):
+    kept = row.state.phase is not deployment.Phase.DELETING and not requests.operator_stopped(book, row)
+    if wish is not None and wish.since_ms >= stop.asked_at_ms and kept:
         return
     _start_ended(book, lane, "deployment_stopped", "it was stopped while it started")
 
