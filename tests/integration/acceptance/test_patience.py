@@ -1,0 +1,166 @@
+"""Failures that take their time: a stop that an engine ignores, a start that fails, a crash in mid-answer.
+
+All three happen at once at the beginning; the tests then look at what becomes of each. After a failed start, or an
+exit soon after readiness, requests are told why at once, and the first request after `Retry-After` starts it again.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from .conftest import REAL, TINY, Build
+from .machine import Answer, Done, Engine, Machine, until
+
+
+@attrs.define(kw_only=True)
+class Troubled:
+    """A machine on which three things have gone wrong, and what was heard of it."""
+
+    machine: Machine
+    stuck: Engine
+    stop_began: float
+    broken: Answer  # the request that met the corrupt file
+    whole: bytes  # the file as it was
+    dead: Engine
+    cut: bytes  # the stream that lost its engine
+    after_cut: Answer
+    argued: Answer  # the request whose engine refused its arguments
+    failed_at: float = attrs.field(factory=time.monotonic)
+
+
+@pytest.fixture(scope="module")
+def troubled(build: Build) -> Iterator[Troubled]:
+    with build(limit_mib=2560) as machine:
+        machine.start()
+        folder = machine.home / "models" / "other"
+        folder.mkdir()
+        file = folder / "model.gguf"
+        whole = (machine.home / "models" / TINY / "tiny.gguf").read_bytes()
+        file.write_bytes(whole)
+        for name, model in (("stuck", TINY), ("broken", "other"), ("well", TINY)):
+            machine.deploy(name, model, 400)
+        machine.deploy("dead", REAL, 512, context_length=2048, max_concurrent_requests=2)
+
+        assert machine.ask("stuck").status == 200
+        stuck = machine.engine("stuck")
+        stuck.send(signal.SIGSTOP)
+        machine.ok("stop", "deployment", "stuck")
+        stop_began = time.monotonic()
+
+        file.write_bytes(whole[: len(whole) // 2])
+        broken = machine.ask("broken")
+
+        assert machine.ask("dead").status == 200
+        dead = machine.engine("dead")
+        call = machine.open("dead")
+        call.read_until(b'"content":"')
+        dead.send(signal.SIGKILL)
+        cut = call.rest(10)
+        until(lambda: machine.instance("dead")["last_error"], 5, "the reason")
+        machine.deploy("argued", TINY, 400, extra_args=["--no-such-thing"], accept_extra_args=True)
+        argued = machine.ask("argued")
+        yield Troubled(
+            argued=argued,
+            machine=machine,
+            stuck=stuck,
+            stop_began=stop_began,
+            broken=broken,
+            whole=whole,
+            dead=dead,
+            cut=cut,
+            after_cut=machine.ask("dead"),
+        )
+
+
+def test_a_stream_that_lost_its_engine_says_so(troubled: Troubled) -> None:
+    assert b"[DONE]" not in troubled.cut
+    events = [line for line in troubled.cut.decode().splitlines() if line.startswith("data: ")]
+    print(f"last event: {events[-1]}")
+    assert '"error"' in events[-1]
+    assert '"engine_error"' in events[-1]
+
+
+def test_status_says_what_the_engine_died_of(troubled: Troubled) -> None:
+    shown = troubled.machine.ok("status", "deployment", "dead").out
+    print(shown)
+    assert re.search(r"^0 +\S+ +failed +active +- +engine_error: the engine was ended by signal 9", shown, re.MULTILINE)
+    assert re.search(r"^  Last words +\S", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("which", ["broken", "after_cut", "argued"])
+def test_requests_after_a_failure_are_told_why_and_when_to_come_again(troubled: Troubled, which: str) -> None:
+    answer: Answer = getattr(troubled, which)
+    print(answer.json["message"])
+    assert (answer.status, answer.json["retryable"]) == (503, True), answer.body
+    assert answer.json["code"] == "activation_failed"
+    assert answer.json["error"]["code"] == "activation_failed"
+    assert 0 < int(answer.headers["retry-after"]) <= 30
+    assert str(troubled.machine.home) not in answer.body.decode(), "no directory of the machine"
+    assert "127.0.0.1" not in answer.body.decode(), "no address"
+
+
+def test_status_says_why_the_start_failed(troubled: Troubled) -> None:
+    shown = troubled.machine.ok("status", "deployment", "broken").out
+    print(shown)
+    assert re.search(r"^broken +failed +0/1 ", shown, re.MULTILINE)
+    assert re.search(r"^0 +\S+ +failed +active +- +\w+: \S", shown, re.MULTILINE)
+    assert troubled.machine.engines("broken") == []
+
+
+def test_a_corrected_revision_serves_at_once(troubled: Troubled) -> None:
+    machine = troubled.machine
+    shown = machine.ok("status", "deployment", "argued").out
+    assert re.search(r"^0 +\S+ +failed +active +- +engine_argument_rejected: .*--no-such-thing", shown, re.MULTILINE), (
+        shown
+    )
+    assert re.search(r"^  Last words +\S", shown, re.MULTILINE)
+    machine.ok("deploy", "model", "--file", machine.document("argued", TINY, 400), "--revision", "1")
+    assert machine.ask("argued").status == 200, "failures of the older revision are forgotten"
+
+
+def test_while_a_stop_is_stuck_others_are_served_and_status_answers(troubled: Troubled) -> None:
+    machine = troubled.machine
+    took: list[float] = []
+    shown: list[Done] = []
+    assert machine.ask("well").status == 200
+    while troubled.stuck.alive() and time.monotonic() - troubled.stop_began < 60:
+        shown.append(machine.ok("status", "deployment", "stuck"))
+        began = time.monotonic()
+        assert machine.ask("well", max_tokens=1).status == 200
+        took.append(time.monotonic() - began)
+        time.sleep(1)
+    ended_s = time.monotonic() - troubled.stop_began
+    print(
+        f"stopped engine ended after {ended_s:.1f} s; meanwhile {len(took)} answers of another model in at most "
+        f"{max(took):.2f} s, {len(shown)} status in at most {max(one.took_s for one in shown):.2f} s"
+    )
+    print(shown[0].out)
+    assert ended_s < 30 + 15 + 5, "idle wait, grace after SIGTERM, SIGKILL"
+    assert max(one.took_s for one in shown) < 1
+    assert max(took) < 1
+    assert re.search(r"^stuck +stopping ", shown[0].out, re.MULTILINE)
+    until(lambda: machine.view("stuck")["observed_state"] == "stopped", 5, "the proven end")
+    assert machine.view("stuck")["ledger"] == []
+    assert machine.ask("stuck").json["code"] == "deployment_stopped"
+
+
+def test_a_corrected_file_serves_without_a_restart_or_a_command(troubled: Troubled) -> None:
+    machine = troubled.machine
+    (machine.home / "models/other/model.gguf").write_bytes(troubled.whole)
+    wait_s = troubled.failed_at + int(troubled.broken.headers["retry-after"]) + 1 - time.monotonic()
+    time.sleep(max(0.0, wait_s))
+    answer = machine.ask("broken")
+    assert answer.status == 200, answer.body
+
+
+def test_a_crashed_engine_is_started_by_the_next_request(troubled: Troubled) -> None:
+    machine = troubled.machine
+    time.sleep(max(0.0, troubled.failed_at + int(troubled.after_cut.headers["retry-after"]) + 1 - time.monotonic()))
+    assert machine.ask("dead").status == 200
+    assert machine.engine("dead") != troubled.dead

@@ -1,0 +1,116 @@
+"""The role's own life: one per state directory, ports that are taken, a stop that keeps engines, a second start."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .conftest import REAL, Build
+from .machine import Machine, until
+
+
+@pytest.fixture(scope="module")
+def machine(build: Build) -> Iterator[Machine]:
+    with build(settings=("shutdown.drain_timeout=3s",)) as made:
+        made.start()
+        made.deploy("real", REAL, 512, context_length=2048, max_concurrent_requests=2)
+        yield made
+
+
+def test_a_second_start_on_the_same_state_is_refused_by_the_lock(machine: Machine) -> None:
+    done = machine.command(*machine.role_words())
+    print(done.err)
+    assert done.status == 13
+    assert len(done.err.strip().splitlines()) == 1
+    assert machine.role is not None
+    assert machine.role.poll() is None
+    assert machine.send("GET", "/v1/models").status == 200
+
+
+@pytest.mark.parametrize("which", ["--listen", "--management-listen"])
+def test_a_port_in_use_ends_the_start_and_names_the_listener(machine: Machine, build: Build, which: str) -> None:
+    with socket.socket() as taken, build() as other:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = other.role_words()
+        words[words.index(which) + 1] = f"127.0.0.1:{port}"
+        done = other.command(*words)
+    print(done.err)
+    assert done.status == 13
+    last = done.err.strip().splitlines()[-1]
+    assert f"127.0.0.1:{port}" in last
+    assert ("management" if "management" in which else "inference") in last
+
+
+def test_a_stopping_role_lets_answers_end_and_keeps_its_engines(machine: Machine) -> None:
+    assert machine.ask("real").status == 200
+    engine, generation = machine.engine("real"), machine.instance("real")["generation"]
+    call = machine.open("real", max_tokens=100)  # over a second
+    call.read_until(b'"content":"')
+    began = time.monotonic()
+    assert machine.role is not None
+    machine.role.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    refused = machine.ask("real", limit_s=2)
+    assert (refused.status, refused.json["code"], refused.json["retryable"]) == (503, "unavailable", True)
+    assert b"data: [DONE]" in call.rest(10)
+    assert machine.role.wait(timeout=10) == 0
+    stopped_s = time.monotonic() - began
+    assert engine.alive()
+    start_s = machine.start()
+    began = time.monotonic()
+    assert machine.ask("real").status == 200
+    print(
+        f"stopped in {stopped_s:.2f} s with an answer running, engine {engine.pid} kept; started in {start_s:.2f} s, "
+        f"first answer after {time.monotonic() - began:.2f} s"
+    )
+    assert machine.engine("real") == engine
+    assert machine.instance("real")["generation"] == generation
+
+
+def test_an_answer_over_the_drain_bound_is_cut_with_an_error_and_the_role_ends(machine: Machine) -> None:
+    assert machine.ask("real").status == 200
+    call = machine.open("real", max_tokens=900)
+    call.read_until(b'"content":"')
+    began = time.monotonic()
+    assert machine.terminate(limit_s=15) == 0
+    stopped_s = time.monotonic() - began
+    text = call.rest(5)
+    print(f"stopped in {stopped_s:.2f} s with drain_timeout=3s; the stream's last bytes: {text[-300:]!r}")
+    assert 2.5 < stopped_s < 3 + 2 + 2
+    assert b"[DONE]" not in text
+    machine.start()
+    until(lambda: not any(machine.view("real")["requests"].values()), 10, "nothing in flight")
+    assert machine.ask("real").status == 200
+
+
+def test_a_second_signal_ends_the_wait_now(machine: Machine) -> None:
+    assert machine.ask("real").status == 200
+    engine = machine.engine("real")
+    call = machine.open("real", max_tokens=900)
+    call.read_until(b'"content":"')
+    assert machine.role is not None
+    began = time.monotonic()
+    machine.role.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    machine.role.send_signal(signal.SIGINT)
+    assert machine.role.wait(timeout=10) == 0
+    print(f"two signals: ended in {time.monotonic() - began:.2f} s")
+    assert time.monotonic() - began < 2.6
+    assert engine.alive()
+    call.hang_up()
+    machine.start()
+    assert machine.ask("real").status == 200
+
+
+def test_drain_standalone_ends_every_engine_and_keeps_deployments(machine: Machine) -> None:
+    assert machine.ask("real").status == 200
+    machine.ok("drain", "standalone", limit_s=40)
+    until(lambda: not machine.engines(), 10, "no engine")
+    assert machine.charged() == {}
+    assert "real" in machine.ok("list", "deployments").out
