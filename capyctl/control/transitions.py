@@ -179,8 +179,7 @@ def tr_16_launches_go_where_they_may(change: Change) -> bool:
     book = change.book
     for order in change.of(orders.Launch):
         owner = book.deployments[order.incarnation.lane.deployment]
-        host = book.hosts[order.host]
-        if order.host not in owner.spec.hosts or order.host not in book.online or host.draining:
+        if order.host not in owner.spec.hosts or order.host not in book.online or book.hosts[order.host].draining:
             return False
         if owner.state.phase is not deployment.Phase.ACTIVE:
             return False
