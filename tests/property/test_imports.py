@@ -37,7 +37,10 @@ MAY_IMPORT = {
     "clock": {"fsm"},
     "host": BASE | {"clock"} | {"documents", "checkpoints", "engines", "session", "fsm", "ledger", "router"},
     "router": BASE | {"fsm", "ledger", "control"},
-    "server": BASE | {"clock"} | {"fsm", "ledger", "control", "session", "router"} | {"documents", "checkpoints", "engines"},
+    "server": BASE
+    | {"clock"}
+    | {"fsm", "ledger", "control", "session", "router"}
+    | {"documents", "checkpoints", "engines"},
 }
 """The arrows between rooms. `host` implements the router's `Upstream`, `server` its `Desk`: both read `router.desk`."""
 
