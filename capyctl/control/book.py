@@ -102,6 +102,8 @@ class Book:
     proposals: dict[Lane, Any] = attrs.field(factory=dict)  # ledger proposals between "it fits" and the raise
     shortfalls: dict[Lane, Any] = attrs.field(factory=dict)  # why a planned start or wake waits
     evicts_again_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # after a switch for it came to nothing
+    measuring: set[DeploymentId] = attrs.field(factory=set)  # checkpoints that are looked at again
+    measured_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # when their last look ended
     told_short: dict[Lane, str] = attrs.field(factory=dict)  # of those, what its instance was told
     notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
     # of the step being taken

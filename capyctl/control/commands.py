@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, notices, operations, requests
+from capyctl.control import lanes, measuring, notices, operations, requests
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -181,6 +181,9 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     after, effects = deployment.step(
         row.state, deployment.StartAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
     )
+    by_gate = any(isinstance(one, Refused) and one.code == row.state.gate_code for one in effects)
+    if by_gate and measuring.again(book, row):
+        raise _Turned("checkpoint_digest_pending", WORDS["checkpoint_digest_pending"].format(name=row.spec.name))
     _refuse(effects, row)
     open_start = next(operations.open_for(book, identity, operations.SERVE), None)
     rows = list(book.of(identity))
@@ -474,7 +477,8 @@ def _drop(book: Book, row: DeploymentRow) -> None:
             del book.routes[route]
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
     book.traffic.forget(identity)
-    for memo in (book.evicts_again_at, book.lanes, book.open_operations, book.latest_operation):
+    book.measuring.discard(identity)
+    for memo in (book.evicts_again_at, book.measured_at, book.lanes, book.open_operations, book.latest_operation):
         memo.pop(identity, None)
     del book.deployments[identity]
     book.touch("deployment", identity)

@@ -7,7 +7,7 @@ finds a free place on an open gate is admitted in the step of its arrival; nothi
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import outward
+from capyctl.control import measuring, outward
 from capyctl.control.book import Book
 from capyctl.control.orders import Abort, Admit, Answer, Cut, Settled
 from capyctl.control.records import DeploymentRow
@@ -84,6 +84,7 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if operator_stopped(book, row):
         return "deployment_stopped", f"an operator stopped it. Try: capyctl start deployment {name}", None
     if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
+        measuring.again(book, row)  # the next request finds what was put right in the meantime
         words = outward.words(state.gate_reason)
         return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {words}", None
     rows = [instance for _, instance in book.of(state.deployment)]

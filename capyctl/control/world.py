@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from capyctl.control import commands, hosts, invariants, lanes, operations, requests, schedule, switching
+from capyctl.control import commands, hosts, invariants, lanes, measuring, operations, requests, schedule, switching
 from capyctl.control import events as e
 from capyctl.control.book import Book, Settings, lane_of
 from capyctl.control.orders import Measure, Order
@@ -188,6 +188,7 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
     row = book.deployments.get(event.deployment)
     if row is None or row.state.revision != event.revision:
         return
+    measuring.done(book, event.deployment)
     book.put_deployment(
         attrs.evolve(row, digest=event.digest, weight_bytes=event.weight_bytes, plans=dict(event.plans))
     )
@@ -198,6 +199,7 @@ def _unusable(book: Book, event: e.RevisionUnusable) -> None:
     row = book.deployments.get(event.deployment)
     if row is None or row.state.revision != event.revision:
         return
+    measuring.done(book, event.deployment)
     fact: deployment.Event
     code = event.code.partition(":")[0]
     if code in UNMEASURABLE:
