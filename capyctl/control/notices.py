@@ -9,8 +9,8 @@ from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
 from capyctl.control.records import InstanceRow
-from capyctl.fsm import effects as fx
 from capyctl.fsm import deployment, switch
+from capyctl.fsm import effects as fx
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import Generation, Lane, Millis, StopKind
 
