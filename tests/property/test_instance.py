@@ -10,7 +10,7 @@ import pytest
 from explore import explore, label, rows_must_fire
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lives import EARLY, HELPER, HOST, LANE, LATE, PROCESSES, SWITCH, TRAITS, Product, few
 
 from capyctl.errors import InvariantBroken
@@ -264,6 +264,14 @@ class Engine:
         return 2 if self.parked else 8 if self.loaded else 10
 
 
+TROUBLES = {"stops", "settles only at stop", "switch gives up", "orders go wrong", "exits", "restarts", "host lost"}
+
+
+def trouble(name: str) -> Any:
+    """The rule is tried only in runs that have this trouble."""
+    return precondition(lambda self: name in self.troubles)
+
+
 class Lane(RuleBasedStateMachine):
     """One lane, its host, its ledger and its requests. Proofs are built from what really is; tables are never read."""
 
@@ -286,6 +294,7 @@ class Lane(RuleBasedStateMachine):
         self.unstored: list[int] = []
         self.reference: str | None = None
         self.proven_in: int | None = None
+        self.troubles: set[str] = set()
 
     # --- plumbing
 
@@ -399,6 +408,25 @@ class Lane(RuleBasedStateMachine):
 
     # --- what happens
 
+    @initialize(troubles=st.sets(st.sampled_from(sorted(TROUBLES)), max_size=2), serving=st.booleans())
+    def a_run_has_its_troubles(self, troubles: set[str], serving: bool) -> None:
+        """Drawn once and often none, so that runs differ in kind; half of them begin with a model that serves."""
+        self.troubles = troubles
+        if serving:
+            self.somebody_wants_it(Origin.REQUEST, None)
+            for _ in range(2):
+                self.everything_goes_its_way()
+            assert self.open_for == 1
+
+    def teardown(self) -> None:
+        """62, 63, 64: once nothing goes wrong any more, every life comes to rest, and what it holds is known."""
+        self.running = 0
+        for _ in range(12):
+            self.everything_goes_its_way()
+            if not self.orders:
+                self.time_passes(700_000)
+        assert published(self.instance) in ("stopped", "failed", "ready", "parked"), self.instance
+
     @rule(ms=st.sampled_from((1, 900, 31_000, 200_000)))
     def time_passes(self, ms: int) -> None:
         self.now += ms
@@ -411,7 +439,7 @@ class Lane(RuleBasedStateMachine):
         bound = None if ends is None else Millis(self.now + ends)
         self.feed(f.Activated(now_ms=self.when(), origin=origin, wait_ends_at_ms=bound, **TRAITS))
 
-    @rule(verdict=st.sampled_from(("yes", "yes", "no", "later")))
+    @rule(verdict=st.sampled_from(("yes", "yes", "yes", "no", "later")))
     def the_scheduler_comes_by(self, verdict: str) -> None:
         match m.wants(self.instance, self.when()):
             case Want.PLACE if verdict == "yes":
@@ -454,11 +482,12 @@ class Lane(RuleBasedStateMachine):
                 origin=origin,
                 switch=SWITCH if origin is Origin.SWITCH else None,
                 drain_ends_at_ms=Millis(self.now + 30_000),
-                settle_at_stop=settle_at_stop,
+                settle_at_stop=settle_at_stop and "settles only at stop" in self.troubles,
             )
         )
 
-    @rule(kind=st.sampled_from((StopKind.OPERATOR, StopKind.PRESSURE, StopKind.REVISION, StopKind.SATURATION)))
+    @trouble("stops")
+    @rule(kind=st.sampled_from((StopKind.OPERATOR, StopKind.OPERATOR, StopKind.PRESSURE, StopKind.SATURATION)))
     def somebody_stops_it(self, kind: StopKind) -> None:
         if kind is StopKind.OPERATOR:
             self.stopped_by_hand = True
@@ -466,6 +495,7 @@ class Lane(RuleBasedStateMachine):
         asked = Stop(kind=kind, asked_at_ms=self.when(), switch=switch)
         self.feed(f.StopRequested(now_ms=self.when(), stop=asked, drain_ends_at_ms=Millis(self.now + 30_000)))
 
+    @trouble("switch gives up")
     @rule()
     def the_switch_gives_up(self) -> None:
         self.feed(f.Withdrawn(now_ms=self.when(), switch=SWITCH))
@@ -473,6 +503,7 @@ class Lane(RuleBasedStateMachine):
     @precondition(lambda self: self.orders)
     @rule(how=st.sampled_from(("well", "well", "well", "badly", "lost, done", "lost, not done")))
     def the_host_performs_an_order(self, how: str) -> None:
+        how = how if "orders go wrong" in self.troubles else "well"
         order = self.orders.pop(0)
         run, token = order.incarnation, order.token
         self.now += 1
@@ -519,8 +550,8 @@ class Lane(RuleBasedStateMachine):
                 if engine is None:
                     return f.WakeFailed(now_ms=now, token=token, code="operation_failed", reason="gone")
                 engine.parked = False
-                if not well:
-                    engine.answer = "43"
+                engine.answer = "42" if well else "43"
+                if not well and self.now % 2:
                     return f.WakeFailed(now_ms=now, token=token, code="wake", reason="42 became 43", mismatch=True)
                 back = attrs.evolve(lives.back(self.instance.run), incarnation=run)
                 return f.WakeConfirmed(
@@ -553,12 +584,25 @@ class Lane(RuleBasedStateMachine):
                 )
         return None
 
+    @rule()
+    def everything_goes_its_way(self) -> None:
+        """The scheduler says yes, the host does it, the disk is done, requests end and the load is read."""
+        self.the_scheduler_comes_by("yes")
+        if self.orders:
+            self.the_host_performs_an_order("well")
+        if self.unstored:
+            self.the_disk_is_done()
+        elif self.running:
+            self.running -= 1
+        elif self.engine is not None:
+            self.the_load_is_read(True)
+
     @precondition(lambda self: self.unstored)
     @rule()
     def the_disk_is_done(self) -> None:
         self.feed(g.ReadyStored(now_ms=self.when(), generation=Generation(self.unstored.pop(0))))
 
-    @precondition(lambda self: self.engine is not None)
+    @precondition(lambda self: "exits" in self.troubles and self.engine is not None)
     @rule()
     def the_engine_exits(self) -> None:
         assert self.engine is not None
@@ -599,6 +643,7 @@ class Lane(RuleBasedStateMachine):
         else:
             self.feed(f.RequestsEnded(now_ms=self.when(), generation=self.known().generation))
 
+    @trouble("restarts")
     @rule()
     def the_controller_restarts(self) -> None:
         """Orders without an outcome are lost; whether the host performs them is another matter."""
@@ -611,6 +656,7 @@ class Lane(RuleBasedStateMachine):
             self.orders.clear()
             self.feed(f.OrderLost(now_ms=self.when(), token=token, reason="restart"))
 
+    @trouble("host lost")
     @rule()
     def the_host_is_lost(self) -> None:
         self.feed(g.HostLost(now_ms=self.when()))
@@ -684,7 +730,7 @@ class Lane(RuleBasedStateMachine):
 
 TestALaneWithItsHost = Lane.TestCase
 TestALaneWithItsHost.settings = settings(
-    max_examples=60,
+    max_examples=250,
     stateful_step_count=60,
     derandomize=True,
     deadline=None,
