@@ -15,7 +15,7 @@ from capyctl.fsm.deployment import Gate
 from capyctl.fsm.types import DeploymentId, Millis
 
 FRESH_MS: Final = {Gate.UNMEASURABLE: Millis(1_000), Gate.MISMATCH: Millis(30_000)}
-"""Gates that may clear, and how long a measurement is the answer: a missing file costs nothing, a digest reads them all."""
+"""Gates that may clear, and how long a measurement is the answer: a digest reads every file."""
 
 
 def again(book: Book, row: DeploymentRow) -> bool:

@@ -519,6 +519,46 @@ def test_a_start_that_meets_the_end_of_a_switch_victim_starts_it_once_it_is_gone
     assert here.lane(a).gate_open
 
 
+def test_a_request_that_joins_a_start_without_evict_gets_room_as_it_would_have_without_that_start() -> None:
+    here, (a, b) = world(*named("a", "b"), policies=(policy("h1", managed=8),))
+    here.ask("a")
+    here.run(20_000)
+    here.start(b)
+    here.run(60_000)
+    assert here.lane(b).phase is ActivationPhase.PLANNED, "an operator without --evict stops nobody"
+    assert here.lane(a).gate_open
+    client = here.ask("b")
+    here.run(60_000)
+    assert client.told == "ok"
+
+
+def test_a_checkpoint_that_could_not_be_read_is_measured_again_for_whoever_asks() -> None:
+    here, (a,) = world(attrs.evolve(BIG, note="bad invalid_root"))
+    measured = heard(here, o.Measure)
+    assert [here.ask("a").told for _ in range(3)] == ["invalid_root"] * 3
+    assert len(measured) == 1, "one look for all of them"
+    here.run(10_000)
+    here.models[a][1] = attrs.evolve(here.models[a][1], note="")  # the directory is there now
+    assert here.ask("a").told == "invalid_root", "what was known when it came"
+    here.run(5_000)
+    client = here.ask("a")
+    here.run(20_000)
+    assert client.told == "ok"
+    assert len(measured) == 2
+
+
+def test_a_start_of_what_could_not_be_read_has_it_measured_again_first() -> None:
+    here, (a,) = world(attrs.evolve(BIG, note="bad invalid_root"))
+    here.models[a][1] = attrs.evolve(here.models[a][1], note="")
+    first = here.start(a)
+    here.run(5_000)
+    assert here.reply(first).code == "checkpoint_digest_pending"
+    second = here.start(a)
+    here.run(20_000)
+    assert here.reply(second).code is None
+    assert here.lane(a).gate_open
+
+
 def test_a_start_that_meets_a_park_wakes_it_once_it_is_parked() -> None:
     here, (a,) = world(attrs.evolve(BIG, traits=VLLM, residency=Residency.DEEP, parked_gib=0.5))
     here.start(a)
