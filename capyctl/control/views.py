@@ -30,6 +30,9 @@ LOAD_DROPPED_MS = 30_000
 STATES = ("ready", "draining", "parking", "waking", "starting", "stopping")
 """Aggregate states in order of precedence, as far as one instance decides (lifecycle 3.2)."""
 
+BARRED = frozenset({machine.Gate.MISMATCH, machine.Gate.UNUSABLE, machine.Gate.UNMEASURABLE})
+"""Checkpoint gates through which no start goes."""
+
 _PROGRESS = {
     OperationPhase.ACCEPTED: "accepted",
     OperationPhase.RUNNING: "running",
@@ -100,7 +103,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
 
 
 def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
-    """The aggregate state (lifecycle 3.2)."""
+    """The aggregate state (lifecycle 3.2). A checkpoint that cannot be used reads as failed: no start can succeed."""
     states = [instance.published(one.machine) for one in instances]
     if any(one.gate_open for one in instances):
         return "ready"
@@ -110,9 +113,7 @@ def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
     for state in ("uncertain", "reconciling", "parked"):
         if state in states:
             return state
-    if states and all(state == "failed" for state in states):
-        return "failed"
-    return "failed" if "failed" in states else "stopped"
+    return "failed" if "failed" in states or row.state.gate in BARRED else "stopped"
 
 
 def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan | None:
@@ -160,9 +161,7 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
         "lifecycle": "disabled" if lane.index in book.deployments[lane.deployment].state.stopped else "active",
         "devices": [claim.device for claim in claims] if one.has_launch else [],
         "closures": sorted(reason.value for reason in one.machine.gate.reasons),
-        "last_error": None
-        if run.last_error is None or one.gate_open
-        else {"code": run.last_error.code, "message": run.last_error.reason},
+        "last_error": _last_error(book.deployments[lane.deployment], one),
         "retry_at_ms": run.retry_at_ms if run.retry_at_ms is not None and run.retry_at_ms > now_ms else None,
         "stopped": None
         if stop is None or one.gate_open
@@ -171,6 +170,17 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
         "ready_at_ms": run.ready_at_ms,
         "in_flight": book.running_on.get(lane, 0),
     }
+
+
+def _last_error(row: DeploymentRow, one: InstanceRow) -> Json | None:
+    """What went wrong last, while it still matters: the run's own problem, else the checkpoint's."""
+    if one.gate_open:
+        return None
+    if one.run.last_error is not None:
+        return {"code": one.run.last_error.code, "message": one.run.last_error.reason}
+    if row.state.gate in BARRED and not one.has_launch:
+        return {"code": row.state.gate_code or "checkpoint_unusable", "message": row.state.gate_reason}
+    return None
 
 
 def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> str | None:
@@ -250,6 +260,13 @@ def operation(world: World, identity: OperationId) -> Json | None:
     return None if state is None else _operation(state)
 
 
+def _action(state: Operation) -> str:
+    """What people call it: a start initialises; a deploy that starts nothing is a deploy."""
+    if state.kind is Kind.START:
+        return "initialize"
+    return "deploy" if state.kind is Kind.INITIALIZE and not state.targets else state.kind.value
+
+
 def _operation(state: Operation) -> Json:
     code, reason = state.code, state.reason or None
     if state.phase in operations.OPEN:
@@ -257,7 +274,7 @@ def _operation(state: Operation) -> Json:
     return {
         "id": state.operation,
         "deployment_id": state.deployment,
-        "action": "initialize" if state.kind is Kind.START else state.kind.value,
+        "action": _action(state),
         "state": _PROGRESS.get(state.phase, state.phase.value),
         "phase": state.phase.value,
         "error_code": code,
