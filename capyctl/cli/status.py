@@ -36,7 +36,7 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
                 str(view.get("revision")),
                 startup_cell(view),
                 seconds(int(initialize)) if initialize else "-",
-                ended(operation) if operation else "-",
+                "-" if operation is None or only_stored(operation) else ended(operation),
             )
         ],
     )
@@ -59,6 +59,11 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
     if lines:
         say()
         key_lines(lines)
+
+
+def only_stored(operation: Mapping[str, Any]) -> bool:
+    """A deploy that started nothing: it says nothing of how the model is."""
+    return operation.get("action") == "initialize" and operation.get("instances") == []
 
 
 def last_error(error: Mapping[str, Any] | None) -> str:

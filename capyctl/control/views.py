@@ -150,13 +150,15 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
     stop = instance.why_stopped(one.machine)
     claims = () if one.plan is None else one.plan.at(Phase.READY).claims
     api = next((process.pid for process in run.processes), None)
+    state = instance.published(one.machine)
+    host = one.last_host if run.host is None and state == "failed" else run.host  # where it failed
     return {
         "index": lane.index,
-        "host_id": run.host,
-        "host": None if run.host is None else _host_name(book, run.host),
+        "host_id": host,
+        "host": None if host is None else _host_name(book, host),
         "generation": None if run.generation is None else str(run.generation),
         "revision": str(one.revision) if one.has_launch else None,
-        "observed_state": instance.published(one.machine),
+        "observed_state": state,
         "phase": one.machine.phase.value,
         "lifecycle": "disabled" if lane.index in book.deployments[lane.deployment].state.stopped else "active",
         "devices": [claim.device for claim in claims] if one.has_launch else [],
