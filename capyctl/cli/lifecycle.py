@@ -92,7 +92,12 @@ def started(api: Management, view: dict[str, Any], *, evict: bool, timeout: Dura
     receipt = progress.until_accepted(send, name, view)
     text = f"Starting {name}"
     operation = progress.wait_for(
-        api, str(receipt["operation_id"]), text, START_LIMIT_MS / 1000, late="activation_timeout"
+        api,
+        str(receipt["operation_id"]),
+        text,
+        START_LIMIT_MS / 1000,
+        late="activation_timeout",
+        told=progress.Told(api, evict),
     )
     progress.check_succeeded(operation, name)
     return {**api.deployment(str(view["id"])), "operation": operation}

@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import attrs
+
 from capyctl.cli.client import Management, made
 from capyctl.cli.output import note
-from capyctl.errors import CapyError, Failure, Lost
+from capyctl.errors import CapyError, Failure, Lost, Refusal
 
 POLL_FIRST_S: Final = 0.25
 POLL_MOST_S: Final = 2.0
 DIGEST_LIMIT_S: Final = 900
 UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it is the answer
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
+QUIET_S: Final = 1.0  # what passes by itself within it is not worth a line
+CAPACITY: Final = ("insufficient_resources", "insufficient_memory", "startup_requires_empty_host")
+MAKE_ROOM: Final = "Use --evict to let it stop or park idle models, or send it a request: that makes room by itself."
 
 
 def pauses() -> Iterator[float]:
@@ -49,8 +54,40 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
         yield change
 
 
+@attrs.define
+class Told:
+    """Says on stderr what a start waits for: each reason once, and once how room is made."""
+
+    management: Management
+    evict: bool
+    reason: str = ""
+    hinted: bool = False
+
+    def look(self, operation: dict[str, Any]) -> None:
+        """Say what an open operation waits for now, if it is something else than before."""
+        reason = operation.get("reason") or self._waiting(operation)
+        if reason and reason != self.reason:
+            self.reason = str(reason)
+            note(f"Waiting: {' '.join(self.reason.split())}")
+        if operation.get("waiting_code") in CAPACITY and not self.evict and not self.hinted:
+            self.hinted = True
+            note(MAKE_ROOM)
+
+    def _waiting(self, operation: dict[str, Any]) -> Any:
+        """What the deployment waits for, when its operation does not say."""
+        try:
+            return self.management.get(f"/deployments/{operation.get('deployment_id')}").get("waiting")
+        except Refusal:  # it was deleted; the next look at the operation tells
+            return None
+
+
 def wait_for(
-    management: Management, operation_id: str, text: str, limit_s: float, late: str = "deadline_exceeded"
+    management: Management,
+    operation_id: str,
+    text: str,
+    limit_s: float,
+    late: str = "deadline_exceeded",
+    told: Told | None = None,
 ) -> dict[str, Any]:
     """The operation once it has ended, well or not, or has stayed uncertain for a while.
 
@@ -75,6 +112,8 @@ def wait_for(
                     f"operation {operation_id} has not ended within {limit_s:.0f}s; it goes on, "
                     f"wait again with --request-id {management.request_id}",
                 )
+            if told is not None and waited >= QUIET_S:
+                told.look(operation)
             reason = operation.get("reason")
             change(f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})")
             time.sleep(min(pause, limit_s - waited))
