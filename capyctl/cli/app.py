@@ -42,6 +42,7 @@ COMMANDS: Final = (
     ("engine", "list", "engine:list_profiles", "List registered engines."),
     ("engine", "remove", "engine:remove", "Remove a registered engine."),
     ("engine", "flags", "engine:flags", "Show which options and variables of a family are whose."),
+    ("logs", "", "logs:logs", "Print the end of an engine's log."),
     ("demo", "", "demo:demo", "See it work on this machine, with nothing set up."),
     ("version", "", "version:version", "Show the version and the commit the build came from."),
 )

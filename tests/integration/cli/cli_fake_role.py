@@ -71,6 +71,7 @@ class FakeRole:
         self.refuse: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         self.outcome: tuple[str, str | None, str | None] = ("succeeded", None, None)
         self.polls_before_end = 1
+        self.logs: dict[tuple[str, int], str] = {}
         handler = type("Handler", (_Handler,), {"role": self})
         self.listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.thread = threading.Thread(target=self.listener.serve_forever, kwargs={"poll_interval": 0.02})
@@ -175,6 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, {"api_version": "1", "deployments": every[first : first + 2], "next": following}
             case "GET", ["deployments", name]:
                 return (200, role.views[name]) if name in role.views else missing
+            case "GET", ["deployments", name, "engine-log"]:
+                asked = dict(pair.split("=") for pair in query.split("&"))
+                text = role.logs.get((name, int(asked["instance"])))
+                if text is None:
+                    return missing
+                return 200, {"text": text[-1024 * int(asked["kib"]) :], "instance": int(asked["instance"])}
             case "POST", ["deployments"]:
                 made = role.add(body["config"]["name"])
                 return 202, role.accept(made["id"], "create")
