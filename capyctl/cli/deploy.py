@@ -7,27 +7,31 @@ not choose which commit "today" is. Source: cli 9, config 7.2.
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated, Any, Final
 
 import attrs
 from cyclopts import Parameter
 
 from capyctl.cli import lifecycle
+from capyctl.cli.client import Management
 from capyctl.cli.lifecycle import RequestId, Wait
-from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary
+from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary, the_file
 from capyctl.documents import places, reader, strict
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import COMMIT, HuggingFace
 from capyctl.documents.scalars import EnvName, EnvValue, parse_env_name, parse_env_value, parse_https
-from capyctl.errors import Failure, Refusal
+from capyctl.errors import CapyError, Failure, Refusal
 
 HUB: Final = "https://huggingface.co"
 _PIN_LIMIT_S: Final = 30
 
 
 def model(
+    path: Annotated[str | None, Parameter(help="Deployment document.")] = None,
+    /,
     *,
-    file: Annotated[str, Parameter(help="Deployment document.")],
+    file: Annotated[str | None, Parameter(help="The same, as an option.")] = None,
     revision: Annotated[str | None, Parameter(help="Current revision of the deployment to replace.")] = None,
     activate: Annotated[bool, Parameter(negative=(), help="Also start it.")] = False,
     wait: Wait = False,
@@ -39,6 +43,7 @@ def model(
     common: Common = PLAIN,
 ) -> None:
     """Create a deployment, or replace one with --revision."""
+    file = the_file(path, file)
     if wait and not activate:
         raise Refusal("invalid_config", "--wait waits for a start; use it with --activate")
     expected = _revision(revision)
@@ -49,7 +54,7 @@ def model(
     current = None if expected is None else api.deployment(deployment.name)
     lifecycle.announce(api)
     if current is None:
-        receipt = api.change("POST", "/deployments", {"config": config, "activate": False})
+        receipt = _create(api, deployment.name, config, file)
     else:
         body = {"expected_revision": expected, "config": config}
         receipt = api.change("PUT", f"/deployments/{current['id']}", body)
@@ -69,6 +74,25 @@ def model(
     _accepted(deployment.name, receipt, digest, common, created=current is None, activated=activate)
 
 
+def _create(api: Management, name: str, config: Any, file: str) -> dict[str, Any]:
+    """The receipt of a new deployment. Raises: the role's refusal, with the way on when the name is taken."""
+    try:
+        return api.change("POST", "/deployments", {"config": config, "activate": False})
+    except CapyError as refusal:
+        if refusal.code != "route_conflict":
+            raise
+        taken = next((view for view in api.deployments() if view.get("name") == name), None)
+        if taken is None:
+            raise
+        revision = taken.get("revision")
+        raise Refusal(
+            "route_conflict",
+            f"{name} is deployed (revision {revision}). "
+            f"To replace it: capyctl deploy model --file {shlex.quote(file)} --revision {revision}",
+            details=refusal.details,
+        ) from None
+
+
 def _revision(text: str | None) -> int | None:
     if text is None:
         return None
@@ -83,7 +107,7 @@ def read_document(file: str) -> Deployment:
         with open(file, "rb") as opened:
             text = opened.read(reader.BYTES_MAX + 1)
     except OSError as wrong:
-        raise Refusal("invalid_config", f"--file {file}: {os.strerror(wrong.errno or 0)}") from None
+        raise Refusal("invalid_config", f"{file}: {os.strerror(wrong.errno or 0)}") from None
     return parse_deployment(text, file, by_client=True)
 
 

@@ -19,6 +19,7 @@ def standalone(*, request_id: RequestId = None, common: Common = PLAIN) -> None:
     """Stop every engine of this machine; deployments are kept and start again on request."""
     api = management(common, request_id)
     announce(api)
+    running = sorted(str(view["name"]) for view in api.deployments() if _holds(view))
     receipt = api.change("POST", "/drain", {"deadline_ms": ulid.instant_ms(api.request_id) + STOP_LIMIT_MS})
     operations = _operations(receipt)
     failed: list[dict[str, Any]] = []
@@ -28,7 +29,7 @@ def standalone(*, request_id: RequestId = None, common: Common = PLAIN) -> None:
             failed.append(operation)
     began = time.monotonic()
     for pause in progress.pauses():
-        held = [view for view in api.deployments() if view.get("ledger") or view.get("observed_state") == "stopping"]
+        held = [view for view in api.deployments() if _holds(view)]
         if not held or failed:
             break
         if time.monotonic() - began > STOP_LIMIT_MS / 1000:
@@ -39,9 +40,15 @@ def standalone(*, request_id: RequestId = None, common: Common = PLAIN) -> None:
     for operation in failed:
         progress.check_succeeded(operation, str(operation.get("deployment_id") or "a deployment"))
     if common.as_json:
-        emit_json(receipt)
+        emit_json({**receipt, "stopped": running})
     else:
-        summary("Drained standalone", {"Operations": ",".join(operations) or "-"})
+        pairs = {"Stopped": ",".join(running) or "nothing, no engine was running"}
+        summary("Drained standalone", pairs | ({"Operations": ",".join(operations)} if operations else {}))
+
+
+def _holds(view: dict[str, Any]) -> bool:
+    """Whether engines of a deployment run, or may."""
+    return bool(view.get("ledger")) or view.get("observed_state") == "stopping"
 
 
 def _operations(receipt: dict[str, Any]) -> list[str]:

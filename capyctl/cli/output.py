@@ -52,6 +52,16 @@ class Common(Basic):
         return wants_json(self.format, self.json) or wants_json(self.output, False)
 
 
+def the_file(path: str | None, file: str | None) -> str:
+    """The one file that a command names, as a word or as --file. Raises: Refusal for both and for none."""
+    if path is not None and file is not None:
+        raise Refusal("invalid_config", f"{path} and --file {file} both name a file; keep one")
+    found = path if path is not None else file
+    if found is None:
+        raise Refusal("invalid_config", "no file is named; give its path, or --file <path>")
+    return found
+
+
 def wants_json(form: str | None, short: bool) -> bool:
     """Whether JSON is asked for. Raises: Refusal for a form that does not exist."""
     if form not in (None, "text", "table", "json"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from capyctl.cli.output import PLAIN, Common, Words, emit_json, say
+from capyctl.cli.output import PLAIN, Common, Words, emit_json, say, the_file
 from capyctl.documents import kinds, strict
 from capyctl.errors import Refusal
 
@@ -25,13 +25,16 @@ NOT_CHECKED: Final = (
 
 
 def config(
+    path: Annotated[str | None, Parameter(help="Document of any kind.")] = None,
+    /,
     *,
-    file: Annotated[str, Parameter(help="Document of any kind.")],
+    file: Annotated[str | None, Parameter(help="The same, as an option.")] = None,
     host: Annotated[Words | None, Parameter(help="Host document to resolve a deployment against; repeatable.")] = None,
     set: Annotated[Words | None, Parameter(help="Check a role document with <path>=<value>; repeatable.")] = None,
     common: Common = PLAIN,
 ) -> None:
     """Check a document offline."""
+    file = the_file(path, file)
     raw = kinds.read_file(file, file)
     kind, document = kinds.check(raw, file, set or ())
     if host and kind != "deployment":

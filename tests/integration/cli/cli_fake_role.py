@@ -183,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
                     return missing
                 return 200, {"text": text[-1024 * int(asked["kib"]) :], "instance": int(asked["instance"])}
             case "POST", ["deployments"]:
+                if role.refuse.get("create"):
+                    return role.refuse["create"].pop(0)
                 made = role.add(body["config"]["name"])
                 return 202, role.accept(made["id"], "create")
             case "PUT", ["deployments", name]:
@@ -215,6 +217,8 @@ class _Handler(BaseHTTPRequestHandler):
                     ],
                 }
             case "POST", ["drain"]:
+                for view in role.views.values():
+                    view |= {"observed_state": "stopped", "ready": "0/1", "ledger": []}
                 return 202, {"operations": []}
         return missing
 
