@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from capyctl.cli.output import INTERRUPTED, PLAIN, Common, note, print_error
 from capyctl.errors import CapyError, Failure, Refusal
@@ -70,6 +70,7 @@ def build() -> App:
         help="Run more models than fit in memory, behind one OpenAI-compatible endpoint.",
         version_flags=(),
         result_action="return_value",
+        help_format="plaintext",  # `<path>=<value>` is no markup
     )
     groups: dict[str, App] = {}
     for action, resource, function, text in COMMANDS:
@@ -102,6 +103,11 @@ def run(words: Sequence[str]) -> int:
     except CapyError as error:
         print_error(error, as_json=as_json)
         return error.exit_code
+    except UnusedCliTokensError as error:
+        print_error(Refusal("invalid_config", _unused(app, words, error)), as_json=as_json)
+        if not as_json:
+            note(f"Usage: {_usage(app, words)}")
+        return 2
     except CycloptsError as error:
         print_error(Refusal("invalid_config", str(error)), as_json=as_json)
         if not as_json:
@@ -134,9 +140,30 @@ def _dispatch(app: App, words: list[str]) -> int:
     if not helping and apps[-1].default_command is None:
         resources = ", ".join(sorted(name for name in apps[-1] if not name.startswith("-")))
         what = f"Unknown command {rest[0]!r} after" if rest else "A word is missing after"
-        raise CycloptsError(msg=f"{what} {' '.join(('capyctl', *chain))!r}: expected one of {resources}.")
+        meant = _meant([*chain, *rest])
+        raise CycloptsError(msg=f"{what} {' '.join(('capyctl', *chain))!r}: {meant or f'expected one of {resources}.'}")
     result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     return result if type(result) is int else 0
+
+
+def _meant(words: Sequence[str]) -> str:
+    """`did you mean `capyctl deploy`?`, empty when nothing comes near."""
+    from capyctl.cli import nearest
+
+    known: dict[str, list[str]] = {}
+    for action, resource, _, _ in COMMANDS:
+        known.setdefault(action, []).extend([resource] if resource else [])
+    found = nearest.command(words, known)
+    return f"did you mean `{found}`?" if found else ""
+
+
+def _unused(app: App, words: Sequence[str], error: UnusedCliTokensError) -> str:
+    """One line for words that a command has no place for."""
+    chain, _, _ = app.parse_commands(list(words))
+    unused = [word for word in error.unused_tokens or () if not word.startswith("-")]
+    meant = _meant([*chain, *unused]) if len(chain) == 1 else ""
+    more = " ".join(unused or error.unused_tokens or ())
+    return f"`{' '.join(('capyctl', *chain))}` takes no {more!r}{f'; {meant}' if meant else ''}"
 
 
 def _usage(app: App, words: Sequence[str]) -> str:
