@@ -36,7 +36,7 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
                 str(view.get("revision")),
                 startup_cell(view),
                 seconds(int(initialize)) if initialize else "-",
-                "-" if operation is None or only_stored(operation) else ended(operation),
+                ended(operation) if operation else "-",
             )
         ],
     )
@@ -61,11 +61,6 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
         key_lines(lines)
 
 
-def only_stored(operation: Mapping[str, Any]) -> bool:
-    """A deploy that started nothing: it says nothing of how the model is."""
-    return operation.get("action") == "initialize" and operation.get("instances") == []
-
-
 def last_error(error: Mapping[str, Any] | None) -> str:
     """`<code>: <reason>` on one line; the engine's own lines have a block of their own."""
     if not error:
@@ -84,6 +79,8 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     lines: dict[str, str] = {}
     if view.get("waiting"):
         lines["Waiting"] = str(view["waiting"])
+    if view.get("observed_state") == "starting" and view.get("initialize_ms"):
+        lines["Bound"] = f"ready within {seconds(int(view['initialize_ms']))} of its start"
     checkpoint = view.get("checkpoint") or {}
     state, reason = checkpoint.get("state"), checkpoint.get("reason")
     if state in ("pending", "measuring"):
