@@ -81,6 +81,21 @@ def warn_open(address: str, form: str) -> None:
     sys.stderr.flush()
 
 
+def say_left(engines: int, form: str) -> None:
+    """Say at the end of a role that engines go on without it, when some do."""
+    if not engines:
+        return
+    if form == "json":
+        log.info("role.engines_left", engines=engines, advice="capyctl drain standalone ends them before a stop")
+        return
+    one = engines == 1
+    sys.stderr.write(
+        f"{engines} {'engine keeps' if one else 'engines keep'} running; the next start takes "
+        f"{'it' if one else 'them'} over, `capyctl drain standalone` ends {'it' if one else 'them'} before a stop\n"
+    )
+    sys.stderr.flush()
+
+
 def tell_service_manager(state: str) -> None:
     """`READY=1` or `STOPPING=1` to systemd, when it started us and asked to be told."""
     where = os.environ.get("NOTIFY_SOCKET", "")

@@ -37,7 +37,7 @@ from capyctl.host import logs
 from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
-from capyctl.roles.ready import Ready, announce, tell_service_manager, warn_open
+from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
 from capyctl.server import log as logging
 from capyctl.server.control_socket import ControlSocket
 from capyctl.server.deploy import Allowed
@@ -262,6 +262,7 @@ async def _serve(
                 tell_service_manager("STOPPING=1")
                 services.desk.accepting = False
             # Both listeners have ended: what was running finished, or was cut within its grace.
+            say_left(sum(row.has_launch for row in services.world.book.instances.values()), form)
             driver.close()
             effects.cancel_scope.cancel()
         _forget_address(settings.places.management_address)

@@ -57,6 +57,13 @@ def test_what_a_deployment_waits_for_is_said_when_its_operation_does_not_say_it(
     assert said(done.err) == ["Waiting: the checkpoint is being measured"]
 
 
+def test_status_says_how_long_a_start_may_take_while_it_starts(shell: Shell, role: FakeRole) -> None:
+    role.add("writer", observed_state="starting")
+    role.add("notes", observed_state="ready")
+    assert "  Bound     ready within 130s of its start\n" in shell("status", "deployment", "writer").out
+    assert "Bound" not in shell("status", "deployment", "notes").out
+
+
 def test_what_passes_at_once_is_not_said(shell: Shell, role: FakeRole) -> None:
     role.add("writer")
     waits(role, ["needs 2 GiB"], "insufficient_resources")

@@ -412,6 +412,10 @@ def test_a_stopping_role_lets_answers_finish_and_a_second_signal_cuts_them(home)
     assert rest.count(b"data: ") > 3
     assert b"data: [DONE]" in rest
     assert start.ended() == 0
+    assert (
+        "1 engine keeps running; the next start takes it over, `capyctl drain standalone` ends it before a stop\n"
+        in start.said
+    )
     start = home.start()
     stream = open_stream(home, inference_of(start), max_tokens=900)
     start.process.send_signal(signal.SIGTERM)
