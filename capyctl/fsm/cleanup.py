@@ -344,7 +344,7 @@ def _run(state: State, **changes: Any) -> State:  # Any: attrs checks the names,
 
 def take_stronger(state: State, event: f.StopRequested) -> State:
     """the stronger stop is kept"""
-    return attrs.evolve(state, stop=stronger(state.stop, event.stop))
+    return attrs.evolve(state, stop=event.stop)
 
 
 def end_it(state: State, event: f.StopRequested) -> State:

@@ -190,6 +190,7 @@ def verdicts(run: Run, now: Millis) -> Iterator[f.Fact]:
     yield f.NotPlaced(now_ms=now, code="insufficient_memory", reason="no room")
     yield f.NotPlaced(now_ms=now, code="host_ineligible", reason="no host", final=True)
     yield f.Held(now_ms=now, until_ms=SOON, cause=HoldCause.PEER_STARTUP)
+    yield f.Held(now_ms=now, until_ms=SOON, cause=HoldCause.RECLAIM)
     yield f.HoldLifted(now_ms=now)
     yield f.ParkNotAdmitted(now_ms=now, code="parked_capacity", reason="no room")
     yield f.WakeNotAdmitted(now_ms=now, code="insufficient_memory", reason="no room")

@@ -321,6 +321,10 @@ def lost_orders_are_unknown(told: Told) -> bool:
     armed = LAUNCHED | RELEASED | WOKEN | {C.ARMED, C.TERMINATING}
     late = isinstance(event, f.Ticked) and event.now_ms > EARLY and before.run.deadline_ms is not None
     lost = isinstance(event, f.OrderLost) and event.token == before.run.token
+    if before.phase is C.RECONCILING and lost:  # a look: repeated after a pause
+        assert isinstance(before, cleanup.State)
+        assert isinstance(after, cleanup.State)
+        return after.phase is C.RECONCILING and after.looks == before.looks + 1
     if before.phase not in armed or not (late or lost):
         return True
     return after.phase is (C.PLANNED if before.run.pending else C.RECONCILING) and bool(told.ordered(x.RunUncertain))
@@ -351,7 +355,10 @@ def holds_end_by_their_cause(told: Told) -> bool:
     assert isinstance(before, activation.State)
     if before.hold is HoldCause.COOLDOWN:
         return told.nothing
-    return told.after.phase is (A.PLANNED if isinstance(told.event, f.HoldLifted) else A.HELD)
+    if isinstance(told.event, f.HoldLifted):
+        return told.after.phase is A.PLANNED
+    assert isinstance(told.after, activation.State)
+    return (told.after.phase, told.after.hold) == (A.HELD, told.event.cause)
 
 
 def waits_end(told: Told) -> bool:
