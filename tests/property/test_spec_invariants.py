@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from capyctl.control import invariants
+from capyctl.control import invariants, transitions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "spec" / "invariants.md").read_text()
@@ -59,7 +59,7 @@ def test_whatever_has_neither_a_predicate_nor_a_test_says_so():
 
 def test_every_numbered_claim_of_the_world_is_on_the_page_under_its_number():
     lines = {number: carried for number, _, carried, _ in LINE.findall(PAGE)}
-    for claim in (*invariants.STATE, *invariants.TRANSITIONS):
+    for claim in (*invariants.STATE, *transitions.TRANSITIONS):
         name = claim.__name__
         if name.startswith("idx_"):  # an index of the world, not a promise of the product
             continue
