@@ -344,8 +344,9 @@ def _recheck(book: Book, state: switch.State) -> None:
         return
     seen = book.seen.get(state.host, {})
     released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
-    if seen and min(one.seen_at_ms for one in seen.values()) <= released_at:
-        return  # the newest sample is older than the last release; the next one is at most a second away
+    if not seen or min(one.seen_at_ms for one in seen.values()) <= released_at:
+        # No sample yet in this session, or none since the last release; the next one is at most a second away.
+        return
     verdict = admission.propose(book.ledger, ask, seen, book.now_ms)
     if isinstance(verdict, Shortfall):
         reason = words(book, verdict)

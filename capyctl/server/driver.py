@@ -144,6 +144,7 @@ class Driver:
     _measures: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MEASURES_MAX))
     _armed_ms: Millis | None = None  # what the timer task sleeps for
     _rearm: trio.Event = attrs.field(factory=trio.Event)
+    _fed: trio.Event = attrs.field(factory=trio.Event)  # set with the first event, which begins the session
     _tick_pause_s: float = 0.0
     _moved: trio.Event = attrs.field(factory=trio.Event)
     _rest: trio.Event = attrs.field(factory=trio.Event)
@@ -152,6 +153,7 @@ class Driver:
 
     def feed(self, event: events.Event) -> None:
         """Tell the world a fact. Fed from inside a step, it is taken right after that step."""
+        self._fed.set()
         self._pending.append(event)
         if self._stepping:
             return
@@ -373,7 +375,12 @@ class Driver:
     # --- time ------------------------------------------------------------------------------------
 
     async def _keep_time(self) -> None:
-        """Feed Ticked whenever the world's next deadline has come; after a broken tick, only after a pause."""
+        """Feed Ticked whenever the world's next deadline has come; after a broken tick, only after a pause.
+
+        Not before the first event: a world that was just loaded has deadlines of before, and must hear that its
+        controller was restarted before it acts on one.
+        """
+        await self._fed.wait()
         while True:
             if self._tick_pause_s > 0:
                 await trio.sleep(self._tick_pause_s)

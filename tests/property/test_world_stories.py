@@ -532,6 +532,22 @@ def test_a_request_that_joins_a_start_without_evict_gets_room_as_it_would_have_w
     assert client.told == "ok"
 
 
+def test_a_switch_that_a_crash_caught_after_its_releases_waits_for_the_first_sample() -> None:
+    here, (_, b) = world(*named("a", "b"), policies=(policy("h1", managed=8),))
+    here.ask("a")
+    here.run(20_000)
+    here.ask("b")
+    here.run(60_000, until=lambda: SwitchPhase.RECHECK in switches(here))
+    (host,) = here.hosts.values()
+    host.stale_until_ms = here.now + 1_500  # the session begins before the first sample
+    here.crash()
+    here.run(5_000)
+    client = here.ask("b")
+    here.run(15_000)
+    assert client.told == "ok", "no pause: nobody kept it waiting"
+    assert here.lane(b).gate_open
+
+
 def test_a_checkpoint_that_could_not_be_read_is_measured_again_for_whoever_asks() -> None:
     here, (a,) = world(attrs.evolve(BIG, note="bad invalid_root"))
     measured = heard(here, o.Measure)

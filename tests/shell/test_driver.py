@@ -425,6 +425,20 @@ async def test_the_world_hears_the_time_when_its_deadline_comes_and_only_then(au
     assert begin_ms + 5_000 <= world.seen[1].now_ms <= begin_ms + 5_010
 
 
+async def test_deadlines_of_before_wait_for_the_event_that_begins_the_session(
+    autojump_clock, world, store, hosts, gates, nursery
+):
+    world.next_due_ms = START_MS - 1_000
+    driver = Driver(world, store, hosts, now, gates)
+    await nursery.start(driver.run)
+    await trio.sleep(5)
+    assert world.kinds() == []
+    driver.feed(events.ControllerStarted(session=2, now_ms=now()))
+    await trio.sleep(0.2)
+    assert world.kinds()[:2] == ["ControllerStarted", "Ticked"]
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_nearer_deadline_wakes_the_clock_earlier(autojump_clock, driver, world):
     begin_ms = now()
     world.next_due_ms = begin_ms + 60_000
