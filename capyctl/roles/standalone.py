@@ -55,7 +55,7 @@ from capyctl.session.memory import MemoryLink
 
 ROLE: Final = "standalone"
 LOCK_FILE: Final = "role.lock"
-RECOVERY_LIMIT_S: Final = 30.0
+RECOVERY_LIMIT_S: Final = 10.0
 """How long the role waits for its first look at engines of before; those that answer later open their gates later."""
 
 log = logging.Log("role")
