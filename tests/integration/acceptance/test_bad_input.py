@@ -253,7 +253,7 @@ def test_the_management_listener_does_not_take_the_inference_key(machine: Machin
 
 
 def test_a_role_document_that_is_wrong_starts_nothing(machine: Machine, tmp_path: Path) -> None:
-    file = machine.write("role.yaml", "schema_version: 1\nkind: standalone\nserver: {colour: red}\n")
+    file = machine.write("role.yaml", "schema_version: 1\nkind: standalone\nname: local\nserver: {colour: red}\n")
     done = machine.command("start", "standalone", "--config", file, "--state-dir", str(tmp_path / "s"))
     print(done.error)
     assert done.status == 2

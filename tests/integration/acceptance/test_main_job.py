@@ -57,7 +57,7 @@ def test_deploying_prints_the_summary_of_a_model_that_answers(chat: str) -> None
         r"  Ready       1/1\n"
         r"  Startup     \d+\.\d GiB\n"
         r"  Context     \d+ tokens\n"
-        r"  Operation   start succeeded\n",
+        r"  Operation   initialize succeeded\n",
         chat,
     )
 
@@ -66,7 +66,7 @@ def test_deploying_prints_the_summary_of_a_model_that_answers(chat: str) -> None
 def test_status_shows_the_model_and_what_it_holds(machine: Machine) -> None:
     text = machine.ok("status", "deployment", "chat").out
     assert re.search(r"^NAME +STATE +READY +REVISION +STARTUP +INITIALIZE +LAST OPERATION$", text, re.MULTILINE)
-    assert re.search(r"^chat +ready +1/1 +1 +\d+\.\d GiB +\d+s +start succeeded$", text, re.MULTILINE)
+    assert re.search(r"^chat +ready +1/1 +1 +\d+\.\d GiB +\d+s +initialize succeeded$", text, re.MULTILINE)
     assert re.search(r"^  Charged +\d+\.\d GiB ready on unified", text, re.MULTILINE)
     assert re.search(r"^chat +ready +1/1 +1 +\S+$", machine.ok("list", "deployments").out, re.MULTILINE)
 

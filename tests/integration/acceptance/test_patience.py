@@ -36,7 +36,7 @@ class Troubled:
 
 @pytest.fixture(scope="module")
 def troubled(build: Build) -> Iterator[Troubled]:
-    with build(limit_mib=2560) as machine:
+    with build(limit_mib=3072) as machine:
         machine.start()
         folder = machine.home / "models" / "other"
         folder.mkdir()
@@ -63,6 +63,7 @@ def troubled(build: Build) -> Iterator[Troubled]:
         dead.send(signal.SIGKILL)
         cut = call.rest(10)
         until(lambda: machine.instance("dead")["last_error"], 5, "the reason")
+        machine.ok("deploy", "model", "--file", machine.document("late", "later", 400))
         machine.deploy("argued", TINY, 400, extra_args=["--no-such-thing"], accept_extra_args=True)
         argued = machine.ask("argued")
         yield Troubled(
@@ -108,9 +109,22 @@ def test_requests_after_a_failure_are_told_why_and_when_to_come_again(troubled: 
 def test_status_says_why_the_start_failed(troubled: Troubled) -> None:
     shown = troubled.machine.ok("status", "deployment", "broken").out
     print(shown)
-    assert re.search(r"^broken +failed +0/1 ", shown, re.MULTILINE)
-    assert re.search(r"^0 +\S+ +failed +active +- +\w+: \S", shown, re.MULTILINE)
+    assert re.search(r"^broken +failed +0/1 +1 +0\.4 GiB +\d+s +deploy succeeded$", shown, re.MULTILINE)
+    assert re.search(r"^0 +[a-z0-9]\S* +failed +active +- +checkpoint_mismatch: the files of ", shown, re.MULTILINE)
     assert troubled.machine.engines("broken") == []
+
+
+def test_a_model_that_was_missing_is_served_once_it_is_there(troubled: Troubled) -> None:
+    machine = troubled.machine
+    refused = machine.ask("late")
+    assert (refused.status, refused.json["code"]) == (409, "invalid_root"), refused.body
+    shown = machine.ok("status", "deployment", "late").out
+    assert re.search(r"^  Checkpoint +unmeasurable: the model directory \S+/later is not there$", shown, re.MULTILINE)
+    folder = machine.home / "models" / "later"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(troubled.whole)
+    machine.ask("late")  # asking has it looked at again
+    until(lambda: machine.ask("late").status == 200, 5, "an answer", 0.2)
 
 
 def test_a_corrected_revision_serves_at_once(troubled: Troubled) -> None:
