@@ -308,7 +308,7 @@ def _park(book: Book, event: e.ParkAsked) -> Receipt:
         operations.tell(book, open_park.operation, operation.Joined(now_ms=event.now_ms))
         _perform(book, identity, effects, open_park.operation)
         return Receipt(operation=open_park.operation, deployment=identity, revision=after.revision, joined=True)
-    indices = tuple(lane.index for lane, one in book.of(identity) if one.is_ready)
+    indices = tuple(lane.index for lane, one in book.of(identity) if one.may_park)
     _open(book, event.command.operation, identity, Kind.PARK, indices, None, event.now_ms)
     _perform(book, identity, effects, event.command.operation)
     return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
@@ -441,8 +441,9 @@ def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by
                         activate(book, lane, Wish(origin=Origin.OPERATOR, since_ms=book.now_ms, operation=by))
             case deployment.PlanPark():
                 for lane, one in list(book.of(identity)):
-                    if one.is_ready:
-                        notices.forget_wish(book, lane)  # whoever asked for it to serve has been overtaken
+                    if one.may_park:
+                        if one.wish is not None:
+                            notices.start_ended(book, lane, "lifecycle_conflict", "it was parked before it served")
                         park_lane(book, lane, Origin.OPERATOR)
             case deployment.SetCount(instances=count):
                 resize(book, identity, count)

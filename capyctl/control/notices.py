@@ -46,7 +46,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.ReadyReached():
             switching.target_ready(book, lane)
         case fx.StartEnded(code=code, reason=reason):
-            _start_ended(book, lane, code, reason)
+            start_ended(book, lane, code, reason)
             _answer_waiters(book, lane, code, reason)
         case fx.AttemptFailed(code=code, reason=reason, attempt=attempt):
             operations.waits(book, lane, code, f"attempt {attempt} failed: {reason}")
@@ -101,7 +101,7 @@ def forget_wish(book: Book, lane: Lane) -> None:
     book.told_short.pop(lane, None)
 
 
-def _start_ended(book: Book, lane: Lane, code: str, reason: str) -> None:
+def start_ended(book: Book, lane: Lane, code: str, reason: str) -> None:
     """It will not serve; the switch that made room for it hears that while the wish still names the switch."""
     switching.target_failed(book, lane, code, reason)
     operations.failed(book, lane, operations.SERVE, code, reason)
@@ -117,7 +117,7 @@ def _stopped(book: Book, lane: Lane, stop: Stop) -> None:
     kept = row.state.phase is not deployment.Phase.DELETING and not requests.operator_stopped(book, row)
     if wish is not None and wish.since_ms >= stop.asked_at_ms and kept:
         return
-    _start_ended(book, lane, "deployment_stopped", "it was stopped while it started")
+    start_ended(book, lane, "deployment_stopped", "it was stopped while it started")
 
 
 def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:

@@ -126,6 +126,19 @@ class InstanceRow:
         """Nothing of it runs, so that a start may be planned."""
         return self.machine.phase in (ActivationPhase.STOPPED, ActivationPhase.FAILED)
 
+    @property
+    def may_park(self) -> bool:
+        """It serves, or is on its way to a park that somebody may still call off."""
+        return self.is_ready or self.machine.phase in residency.TO_PARK
+
+    @property
+    def leaves_idly(self) -> bool:
+        """Nothing but an idle timer wants its memory, and nothing is armed: whoever asks for it keeps it."""
+        life = self.machine.life
+        if not isinstance(life, residency.State) or life.ask is None or life.phase not in residency.TO_PARK:
+            return False
+        return life.ask.origin is Origin.IDLE
+
     def may_start_at(self, now_ms: Millis) -> bool:
         """As `may_start`, and a failed start is not too recent for a request to try again."""
         retry_at = self.machine.run.retry_at_ms

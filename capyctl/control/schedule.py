@@ -376,12 +376,12 @@ def _join(book: Book, coming: list[Lane], wish: Wish) -> None:
 
 
 def _cheapest(book: Book, target: DeploymentId) -> Lane | None:
-    """The instance that serves soonest: a parked one, else a stopped one whose back-off is over."""
+    """The instance that serves soonest: one that only leaves idly, a parked one, a stopped one after its pause."""
     best: tuple[int, Lane] | None = None
     for lane, row in book.of(target):
         if lane.index in book.deployments[target].state.stopped:
             continue
-        rank = 0 if row.is_parked else 1 if row.may_start_at(book.now_ms) else None
+        rank = 0 if row.leaves_idly else 1 if row.is_parked else 2 if row.may_start_at(book.now_ms) else None
         if rank is None and row.may_start:
             book.due.at(row.run.retry_at_ms, "waiters", target)
         if rank is not None and (best is None or (rank, lane) < best):

@@ -70,6 +70,7 @@ class Shell:
     before: Callable[[Shell], Any] | None = None  # what `check` is given of the world before it
     crash_at: int | None = None
     sample_ms: int = 2_000
+    dispatch_ms: int = 20  # how long a router task takes at most from its place to the first byte
     attributed: bool = True  # samples name what each owner holds
     # truth
     now: int = START_MS
@@ -298,6 +299,9 @@ class Shell:
             bound = getattr(order, "deadline_ms", self.now + 60_000)
             after_ms = max(0, bound - self.now) + HOST_ANSWER_MS
             kind, facts = e.OrderLost, {"reason": "not answered within its limit"}
+        elif self.faults.hits("order_late"):
+            bound = getattr(order, "deadline_ms", self.now + 60_000)
+            after_ms = max(0, bound - self.now) + self.between(0, HOST_ANSWER_MS)
         elif self.faults.hits("order_lost"):
             kind, facts = e.OrderLost, {"reason": "the answer was lost"}
 

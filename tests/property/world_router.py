@@ -33,8 +33,8 @@ def ask(
 
 
 def hang_up(shell: Shell, client: Client) -> None:
-    """The client leaves, wherever its request stands."""
-    if client.told is not None:
+    """The client leaves, wherever its request stands; its router task may see that before it sees a cut."""
+    if client.told is not None and not (client.cut and client.stage in ("sent", "streaming")):
         return
     client.told = "gone"
     shell.tell(e.ClientGone(now_ms=Millis(shell.now), request=client.request, reason="the client hung up"))
@@ -58,7 +58,7 @@ def route(shell: Shell, order: o.RouterOrder) -> None:
             client.served_by = order.incarnation
             if shell.faults.hits("hang_up") and shell.rng.random() < 0.1:
                 shell.later(shell.between(0, 10), lambda: hang_up(shell, client))
-            shell.later(shell.between(0, 20), lambda: dispatch(shell, client, order), mortal=True)
+            shell.later(shell.between(0, shell.dispatch_ms), lambda: dispatch(shell, client, order), mortal=True)
         case o.Answer():
             assert client is not None
             client.stage = "over"
@@ -184,7 +184,7 @@ def abandon(shell: Shell, client: Client, *, report: bool = True) -> None:
         return
     engine, cut_at = client.engine, shell.now
     client.stage = "over"
-    deaf = shell.faults.hits("eof_mute")
+    deaf, late = shell.faults.hits("eof_mute"), shell.faults.hits("eof_late")
 
     def noticed() -> None:
         if not engine.alive:
@@ -192,7 +192,7 @@ def abandon(shell: Shell, client: Client, *, report: bool = True) -> None:
         done(shell, engine, client.request)
         if report and not deaf and engine.model.traits.eof_proves_end:
             shell.later(
-                0,
+                shell.between(30_000, 60_000) if late else 0,
                 lambda: shell.tell(
                     e.UpstreamEnded(
                         now_ms=Millis(shell.now),
