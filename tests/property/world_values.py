@@ -38,7 +38,8 @@ FAULTS = (
     "idle_busy", "idle_silent", "park_refused", "park_refused_unsent", "park_left", "park_dies",
     "wake_fails", "wake_mismatch", "wake_mute", "helper_exit",
     "session_drop", "reboot", "forget", "stale", "foreign", "bad_sample",
-    "refused_connection", "rejects", "errors", "upstream_lost", "engine_mute", "hang_up", "abort_mute", "eof_mute", "eof_late",
+    "refused_connection", "rejects", "errors", "upstream_lost", "engine_mute", "hang_up",
+    "abort_mute", "eof_mute", "eof_late",
     "controller_crash",
 )  # fmt: skip
 
