@@ -232,9 +232,12 @@ def _fit(
     if declared is not None:
         needed = slots * kv_cache.pad(declared) * per_token
         if needed > budget:
+            needs, left = gib(needed), gib(budget)
+            if needs == left:  # rounded to the same figure, which would explain nothing
+                needs, left = f"{-(-needed // MIB)} MiB", f"{budget // MIB} MiB"
             raise Refusal(
                 "checkpoint_unusable",
-                f"{slots} slots of {declared} tokens need {gib(needed)} of KV cache and {gib(budget)} is left for it. "
+                f"{slots} slots of {declared} tokens need {needs} of KV cache and {left} is left for it. "
                 "Lower context_length or max_concurrent_requests, or raise memory",
                 details={"needs_bytes": needed, "budget_bytes": budget},
             )

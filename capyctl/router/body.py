@@ -89,7 +89,7 @@ def parse_object(text: bytes, *, lenient: bool = False) -> JsonObject:
     except StopIteration as stop:
         raise NotStrict(f"the body is not JSON: no value at character {stop.value}") from None
     except JSONDecodeError as error:
-        raise NotStrict(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+        raise NotStrict(f"the body is not JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except RecursionError:
         raise NotStrict(f"the body is nested deeper than {DEPTH_MAX}") from None
     except NotStrict:

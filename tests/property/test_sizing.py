@@ -198,6 +198,12 @@ def test_a_declared_cache_that_is_too_small_for_the_declared_context_is_refused(
     assert derive_plan(facts(1 * GIB), deployment(config), plain()).context_reason is None
 
 
+def test_a_refusal_never_names_one_figure_twice() -> None:
+    config = {"context_length": 8192, "memory": {"kv_cache": "4095MiB"}}
+    with pytest.raises(CapyError, match=r"need 4096 MiB of KV cache and 4095 MiB is left for it"):
+        derive_plan(facts(1 * GIB), deployment(config), plain())
+
+
 def test_a_cache_that_holds_no_context_names_what_would() -> None:
     tiny = deployment({"memory": {"kv_cache": "1MiB"}})
     assert code_of(facts(1 * GIB), tiny, plain()) == "checkpoint_unusable"
