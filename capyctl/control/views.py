@@ -193,8 +193,9 @@ def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, Instanc
     if row.state.gate is machine.Gate.PENDING and any(one.in_progress for _, one in instances):
         return "the checkpoint is being measured"
     for lane, one in instances:
-        if lane in book.doubted and one.run.host not in book.online:
-            return "its host does not answer"
+        if lane in book.doubted:
+            away = one.run.host not in book.online
+            return "its host does not answer" if away else "its engine is looked at again, and has not answered yet"
     active = [book.switches[one] for one in book.active_switches.values()]
     for state in active:
         if state.target == row.state.deployment:
