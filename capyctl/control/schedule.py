@@ -359,9 +359,11 @@ def _waiters(book: Book) -> None:
         latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=patience)
         wish = Wish(origin=Origin.REQUEST, since_ms=oldest, until_ms=latest)
         coming = [lane for lane, one in book.of(target) if one.on_the_way]
+        if row.spec.activation is Activation.EXPLICIT:
+            continue  # what restarts by itself does, but no request wants it anywhere
         if coming:
             _join(book, coming, wish)
-        elif row.spec.activation is not Activation.EXPLICIT:
+        else:
             lane = _cheapest(book, target)
             if lane is not None:
                 commands.activate(book, lane, wish)
