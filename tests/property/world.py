@@ -445,6 +445,10 @@ class Shell:
         """One client asks `route`; see `world_router.ask`."""
         return world_router.ask(self, route, **options)
 
+    def hang_up(self, client: Client) -> None:
+        """The client leaves, wherever its request stands."""
+        world_router.hang_up(self, client)
+
     # --- operators -------------------------------------------------------------------------------
 
     def command(self, body: object = "") -> e.Command:

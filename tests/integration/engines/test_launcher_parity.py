@@ -147,6 +147,10 @@ def test_sigint_ends_it_as_well(engine: Engine) -> None:
 
 def test_sigterm_while_it_streams_waits_for_the_client_and_a_second_one_does_not(engine: Engine) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+    # A small window: the answer of a tiny, fast model must not fit into the kernel's buffers and end before the signal.
+    connection.sock = socket.socket()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sock.connect(("127.0.0.1", engine.port))
     body = {"messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": 100_000, "ignore_eos": True}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"})
     answer = connection.getresponse()
