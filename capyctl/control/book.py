@@ -104,6 +104,8 @@ class Book:
     evicts_again_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # after a switch for it came to nothing
     measuring: set[DeploymentId] = attrs.field(factory=set)  # checkpoints that are looked at again
     measured_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # when their last look ended
+    tried: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds a start found no room
+    asked_around: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds nobody could give way
     told_short: dict[Lane, str] = attrs.field(factory=dict)  # of those, what its instance was told
     notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
     # of the step being taken
@@ -155,6 +157,8 @@ class Book:
             self.proposals,
             self.shortfalls,
             self.told_short,
+            self.tried,
+            self.asked_around,
             self.released_at,
             self.shy_until,
             self.looks,

@@ -37,6 +37,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
             operations.armed(book, lane)
             for other in book.lanes[lane.deployment]:
                 book.told_short.pop(other, None)  # the operation forgot why its other instances wait
+                book.tried.pop(other, None)
         case fx.ConfirmStored(incarnation=incarnation):
             book.order(ConfirmStored(incarnation=incarnation))
         case fx.GateOpened():
@@ -97,8 +98,8 @@ def forget_wish(book: Book, lane: Lane) -> None:
     row = book.instances[lane]
     if row.wish is not None:
         book.put_instance(lane, attrs.evolve(row, wish=None))
-    book.shortfalls.pop(lane, None)
-    book.told_short.pop(lane, None)
+    for memo in (book.shortfalls, book.told_short, book.tried, book.asked_around):
+        memo.pop(lane, None)
 
 
 def start_ended(book: Book, lane: Lane, code: str, reason: str) -> None:

@@ -6,6 +6,8 @@ repeats until nothing moves; that it ends is invariant 71.
 
 from __future__ import annotations
 
+import operator
+
 import attrs
 
 from capyctl.control import commands, lanes, notices, operations, requests, switching
@@ -29,6 +31,8 @@ PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not w
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
 PARK_LIMIT_MS = 120_000
 MARGIN_MS = 1
+PASSING = frozenset({"stale_observation", "device_unobserved"})
+"""Verdicts that time alone may change: a sample that is a little ahead of our clock counts once its time has come."""
 HALF_A_SECOND = 500  # an idle model for which somebody waits is looked at again after this
 
 
@@ -220,6 +224,9 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
     owner = book.deployments[lane.deployment]
     free = [host for host in hosts if may_take(book, lane, host)]
+    grounds = _grounds(book, lane, row, free)
+    if _stands(book.tried.get(lane), grounds):
+        return
     tries = starts(book, lane, row, free)
     if not tries:
         if free and free == hosts:
@@ -252,6 +259,19 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
             lanes.tell(book, lane, facts.Held(now_ms=book.now_ms, until_ms=until, cause=HoldCause.PEER_STARTUP))
         case Nowhere():
             _short(book, lane, verdict)
+            if not any(short.code in PASSING for short in verdict.shortfalls):
+                book.tried[lane] = grounds
+
+
+def _grounds(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[object, ...]:
+    """All that a verdict on a start rests on, beside the time: while it is the very same, so is the verdict."""
+    owner = book.deployments[lane.deployment]
+    wished = row.wish.host if row.wish is not None else None
+    return (book.ledger, owner.spec, owner.plans, row.last_host, wished, *hosts, *map(book.seen.get, hosts))
+
+
+def _stands(known: tuple[object, ...] | None, grounds: tuple[object, ...]) -> bool:
+    return known is not None and len(known) == len(grounds) and all(map(operator.is_, known, grounds))
 
 
 def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[Ask, ...]:
@@ -295,8 +315,8 @@ def _full(book: Book, lane: Lane) -> None:
 
 
 def _fits(book: Book, lane: Lane) -> None:
-    book.shortfalls.pop(lane, None)
-    book.told_short.pop(lane, None)
+    for memo in (book.shortfalls, book.told_short, book.tried, book.asked_around):
+        memo.pop(lane, None)
 
 
 def _switches(book: Book) -> None:

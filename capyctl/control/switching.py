@@ -86,7 +86,10 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
     for since_ms, lane in sorted(wanting):
         if any(state.target == lane.deployment for state in active(book)):
             continue
-        _begin_for(book, lane, since_ms, asks_of(book, lane))
+        candidates = _candidates(book, lane)
+        if _asked_before(book, lane, since_ms, candidates):
+            continue
+        _begin_for(book, lane, since_ms, asks_of(book, lane), candidates)
 
 
 def _may_evict_since(book: Book, lane: Lane, wish: Wish) -> Millis | None:
@@ -100,14 +103,21 @@ def _may_evict_since(book: Book, lane: Lane, wish: Wish) -> Millis | None:
     return min((book.requests[one].arrived_at_ms for one in waiting), default=None)
 
 
-def _begin_for(book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask]) -> None:
+def _asked_before(book: Book, lane: Lane, since_ms: Millis, candidates: list[victims.Candidate]) -> bool:
+    """Nobody could give way when it was asked last, and nothing has moved since."""
+    tried, known = book.tried.get(lane), book.asked_around.get(lane)
+    return tried is not None and known is not None and known[0] is tried and known[1:] == (since_ms, *candidates)
+
+
+def _begin_for(
+    book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask], candidates: list[victims.Candidate]
+) -> None:
     if not tries or any(ask.host in book.active_switches for ask in tries):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
-    plan = victims.plan_eviction(
-        book.ledger, tries, _candidates(book, lane), since_ms=since_ms, seen=book.seen, now_ms=book.now_ms
-    )
+    plan = victims.plan_eviction(book.ledger, tries, candidates, since_ms=since_ms, seen=book.seen, now_ms=book.now_ms)
     if isinstance(plan, Nowhere):
         _say(book, lane, plan)
+        book.asked_around[lane] = (book.tried.get(lane), since_ms, *candidates)
         return
     if not plan.victims:
         return  # it fits without anybody giving way: the scheduler's next pass takes it
