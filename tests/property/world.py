@@ -94,6 +94,7 @@ class Shell:
     _order: int = 0
     _drawn: int = 0
     _uncommitted: list[tuple[e.Event, Step]] = attrs.field(factory=list)
+    _behind: list[Record] = attrs.field(factory=list)
     _lanes: dict[Lane, deque[o.HostOrder]] = attrs.field(factory=dict)
     _in_flight: dict[Token, o.HostOrder] = attrs.field(factory=dict)
     _fed: deque[e.Event] = attrs.field(factory=deque)
@@ -230,16 +231,29 @@ class Shell:
             if not isinstance(event, e.REQUEST_EVENTS):
                 self.journal.append(event)
             for record in step.changed:
-                if record.value is None:
-                    self.durable.pop((record.kind, record.key), None)
+                if record.kind == "request":
+                    self._behind.append(record)  # written behind the answers, into a file of their own
                 else:
-                    self.durable[record.kind, record.key] = record.value
+                    self._write(record)
+        if self._behind:
+            self.later(self.between(0, 50), self._write_behind, mortal=True)
         self._boundary()
         for _, step in batch:
             for order in step.orders:
                 if not isinstance(order, o.RouterOrder):
                     self._begin(order)
                     self._boundary()
+
+    def _write(self, record: Record) -> None:
+        if record.value is None:
+            self.durable.pop((record.kind, record.key), None)
+        else:
+            self.durable[record.kind, record.key] = record.value
+
+    def _write_behind(self) -> None:
+        for record in self._behind:
+            self._write(record)
+        self._behind.clear()
 
     def _begin(self, order: o.Order) -> None:
         match order:
@@ -335,6 +349,7 @@ class Shell:
         self._stepping = False
         self._fed.clear()
         self._uncommitted.clear()
+        self._behind.clear()
         self._lanes.clear()
         self._in_flight.clear()
         for client in self.clients.values():

@@ -9,7 +9,7 @@ import world_hosts
 import world_router
 from simulation import checked
 from world import Shell, shell
-from world_values import RAM, SGLANG, VLLM, Client, Model, gib, policy
+from world_values import CUSTOM, RAM, SGLANG, VLLM, Client, Model, gib, policy
 
 from capyctl.control import events as e
 from capyctl.control.book import Settings
@@ -393,6 +393,67 @@ def cancelling(here: Shell) -> set[request.Phase]:
     return {state.phase for state in here.world.book.requests.values() if state.phase in request.CANCELLING}
 
 
+def a_request_on_its_way_keeps_its_engine_from_parking() -> None:
+    """The engine reads idle, for the request has a place and is not sent, or not in its queue."""
+    here, a = begun(DEEP)
+    here.dispatch_ms = 0
+    client = here.ask("a", answer_ms=3_000)
+    here.dispatch_ms = 9_000
+    slow = here.ask("a")
+    here.park(a)
+    here.run(3_000)
+    assert here.lane(a).phase is ResidencyPhase.DRAINING_TO_PARK
+    reaches(here, a, ResidencyPhase.PARKED)
+    assert (client.told, slow.told) == ("ok", "ok")
+
+
+def nobody_is_released_before_every_victim_is_drained() -> None:
+    """The quiet one waits for the busy one; when that one does not drain in time, both serve on."""
+    here = checked(shell(11, policies=(policy("h1", managed=8),), settings=Settings(drain_timeout_ms=Millis(8_000))))
+    small = attrs.evolve(DEEP, ready_gib=3, cold_gib=3)
+    x, y = (here.deploy(attrs.evolve(small, name=name)) for name in ("x", "y"))
+    here.deploy(attrs.evolve(PLAIN, name="t", ready_gib=7, cold_gib=7))
+    here.run(4_000)
+    here.start(x)
+    here.start(y)
+    here.run(30_000)
+    busy = here.ask("y", answer_ms=40_000)
+    here.run(1_000)
+    client = here.ask("t")
+    reaches(here, x, ResidencyPhase.DRAINING_TO_PARK)
+    here.run(7_000)  # the quiet one has read idle many times
+    assert here.lane(x).phase is ResidencyPhase.DRAINING_TO_PARK
+    is_told(here, client)
+    assert client.told == "unavailable"
+    assert here.lane(x).gate_open
+    assert here.lane(y).gate_open
+    is_told(here, busy)
+    assert busy.told == "ok"
+    assert len(here.launches) == 2
+
+
+def rows_of_requests_that_are_older_than_their_engines_end_are_let_go() -> None:
+    """They are written behind: the controller may find a place whose engine is settled already."""
+    here, a = begun(attrs.evolve(PLAIN, traits=CUSTOM))
+    client = here.ask("a", answer_ms=LONG_MS, hangs_up_in_ms=1_000)
+    here.run(6_000)
+    (state,) = here.world.book.requests.values()
+    assert state.phase in request.CANCELLING
+    kept = here.durable["request", client.request]
+    here.stop(a)
+    reaches(here, a, ActivationPhase.STOPPED)
+    here.run(1_000)
+    here.durable["request", client.request] = kept
+    here.crash()
+    assert not here.world.book.requests
+    assert here.world.book.running_on.get(Lane(a, 0), 0) == 0
+    here.run(1_000)
+    assert ("request", client.request) not in here.durable
+    here.start(a)
+    here.run(30_000)
+    serves_again(here)
+
+
 def a_stop_waits_for_the_park_in_flight() -> None:
     for fault, ends in (("park_refused", 1), ("park_refused_unsent", 1), ("", 1), ("park_left", 1)):
         here, a = begun(DEEP)
@@ -712,6 +773,9 @@ CORNERS: tuple[Callable[[], None], ...] = (
     a_victim_that_its_operator_parks_in_the_window_is_released_by_that,
     a_victim_that_ends_by_itself_while_others_are_drained_completes_the_drain,
     an_abort_that_is_never_answered_falls_back_to_the_idle_reading,
+    a_request_on_its_way_keeps_its_engine_from_parking,
+    nobody_is_released_before_every_victim_is_drained,
+    rows_of_requests_that_are_older_than_their_engines_end_are_let_go,
     a_stop_waits_for_the_park_in_flight,
     a_stop_waits_for_the_wake_in_flight,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
