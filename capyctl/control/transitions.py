@@ -500,12 +500,12 @@ def tr_49_room_is_for_the_target(change: Change) -> bool:
         if before is None or held.phase not in (Phase.COLD, Phase.WAKE):
             continue
         after = change.book.switches[before.switch]
-        if after.phase is switch.Phase.FAILED:
-            continue  # it gave up in this step; what rises now fits without anybody's giving way
+        if after.phase in switching.OVER:
+            continue  # it ended in this step; what rises now fits without anybody's giving way
         if owner.startswith(f"deployment:{before.target}/"):
             if any(victim.released is None for victim in after.victims):
                 return False
-        elif after.phase not in switching.OVER:
+        else:
             return False
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import attrs
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from world_values import CUSTOM, LLAMA, SGLANG, VLLM, Model, policy
 from capyctl.control.book import Settings
 from capyctl.fsm.types import Activation, DeploymentId, Millis, Residency
 
+CAMPAIGN = os.environ.get("CAPYCTL_CAMPAIGN") == "1"
 MODELS = (
     Model(name="a", traits=LLAMA, ready_gib=4, cold_gib=4, load_ms=2_000),
     Model(name="b", traits=VLLM, residency=Residency.DEEP, ready_gib=3.5, cold_gib=3.75, load_ms=2_000),
@@ -158,8 +161,8 @@ class Worlds(RuleBasedStateMachine):
 
 
 Worlds.TestCase.settings = settings(
-    derandomize=True,
-    max_examples=120,
+    derandomize=not CAMPAIGN,
+    max_examples=2_000 if CAMPAIGN else 120,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
