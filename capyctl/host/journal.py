@@ -31,6 +31,8 @@ from capyctl.host.logs import private_directory
 from capyctl.session.codec import canonical, decode_message, encode_message
 from capyctl.session.messages import Command, Launch, Result
 
+JOURNAL_FILE = "journal.sqlite3"
+
 T = TypeVar("T")
 VERSION = 1
 RESULTS_KEPT = 1_000  # of commands whose launches are gone

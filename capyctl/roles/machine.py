@@ -26,7 +26,7 @@ from capyctl.fsm.types import HostId
 from capyctl.host.agent import HostAgent
 from capyctl.host.devices import Observer, host_policy
 from capyctl.host.ingress import Ingress, UpstreamEnded
-from capyctl.host.journal import Journal, open_journal
+from capyctl.host.journal import JOURNAL_FILE, Journal, open_journal
 from capyctl.host.ports import PortLeases
 
 IDENTITY_FILE: Final = "host.json"
@@ -108,7 +108,7 @@ async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded
     await trio.to_thread.run_sync(registry.measure_own)
     await trio.to_thread.run_sync(registry.reload)
     ingress = Ingress(on_upstream_ended=on_upstream_ended)
-    journal = await open_journal(state_dir / "journal.sqlite3")
+    journal = await open_journal(state_dir / JOURNAL_FILE)
     ports = half.resource_policy.endpoint_port_range
     try:
         yield Machine(

@@ -34,6 +34,7 @@ from capyctl.documents.settings import StandaloneSettings
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import Activation, Bytes, HostId, Incarnation, Lane, Millis, RequestId
 from capyctl.host import logs
+from capyctl.host.journal import JOURNAL_FILE
 from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
@@ -94,6 +95,21 @@ def _prepared(settings: StandaloneSettings) -> Path:
     return Path(root) / LOCK_FILE
 
 
+def _served_before(store: str, journal: str) -> bool:
+    """Whether this state directory has a store. Raises: Refusal `unreconciled` when it had one and lost it.
+
+    A role opens its store before its host's journal, so a journal without a store is no first start: engines may
+    run that an empty store would let others be started beside.
+    """
+    if os.path.exists(journal) and not (os.path.exists(store) and os.path.getsize(store)):
+        raise Refusal(
+            "unreconciled",
+            f"the store {store} is missing or empty, but this state directory has served. Restore it; or, to begin "
+            f"anew, end the engines that still run and remove {journal}",
+        )
+    return os.path.exists(store)
+
+
 def _first_start(settings: StandaloneSettings) -> Credentials:
     """Everything that a first start writes; a later one finds it. The lock is held."""
     where = settings.places
@@ -102,7 +118,7 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
     if settings.generated:
         places.make_private(os.path.dirname(settings.document_path))
         places.write_new(settings.document_path, standalone.GENERATED)
-    served_before = os.path.exists(os.path.join(where.server, STORE_FILE))
+    served_before = _served_before(os.path.join(where.server, STORE_FILE), os.path.join(where.host, JOURNAL_FILE))
     credentials = places.establish_credentials(where, served_before=served_before)
     try:
         os.makedirs(settings.models_dir, mode=0o755, exist_ok=True)
@@ -122,7 +138,10 @@ class _Stopping:
     hurry: trio.Event = attrs.field(factory=trio.Event)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and meant to be
+            numbers.append(signal.SIGHUP)  # its terminal closed: what it answers is finished all the same
+        with trio.open_signal_receiver(*numbers) as signals:
             task_status.started()
             async for number in signals:
                 log.info("role.stopping", signal=signal.Signals(number).name, again=self.asked.is_set())

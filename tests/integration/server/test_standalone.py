@@ -306,6 +306,23 @@ def test_lost_credentials_are_not_made_anew(home):
     assert not (home.state / "identity/credentials").exists()
 
 
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "empty"])
+def test_a_lost_store_is_not_made_anew(home, lose):
+    started_once(home)
+    for name in ("srv.sqlite3-wal", "srv.sqlite3-shm"):
+        (home.state / "server" / name).unlink(missing_ok=True)
+    lose(home.state / "server/srv.sqlite3")
+    code, line = refused(home.start(ready=False))
+    assert (code, line.startswith("error [unreconciled]: ")) == (6, True)
+    assert "srv.sqlite3" in line
+
+
+def test_a_role_whose_terminal_closes_ends_as_if_it_had_been_asked_to(home):
+    start = home.start()
+    start.process.send_signal(signal.SIGHUP)
+    assert start.ended() == 0
+
+
 def test_a_store_of_a_newer_release_is_left_alone(home):
     started_once(home)
     database = sqlite3.connect(home.state / "server/srv.sqlite3")
