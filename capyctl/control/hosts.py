@@ -88,6 +88,7 @@ def _looked(book: Book, lane: Lane, event: e.Outcome) -> None:
     book.dirty = True
     if isinstance(event, e.Probed) and event.same is not None and event.usable is not None:
         book.look_again_at.pop(lane, None)
+        book.vain.pop(lane, None)
         lanes.tell(book, lane, gate.Proven(now_ms=event.now_ms, same=event.same, usable=event.usable))
         return
     if isinstance(event, e.Probed) and event.gone is not None and row.run.generation is not None:
@@ -102,6 +103,11 @@ def _looked(book: Book, lane: Lane, event: e.Outcome) -> None:
             ),
         )
         return
+    reason = event.reason if isinstance(event, e.Probed | e.OrderLost) else ""
+    book.vain[lane] = (book.vain.get(lane, (0, ""))[0] + 1, reason)
+    refusal = requests.unprovable(book, book.deployments[lane.deployment])
+    if refusal is not None:
+        requests.fail_waiters(book, lane.deployment, *refusal)
     again = Millis(event.now_ms + LOOK_AGAIN_MS)
     book.look_again_at[lane] = again
     book.due.at(again, "lane", lane)

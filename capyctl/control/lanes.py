@@ -76,6 +76,7 @@ def _arm(book: Book, lane: Lane) -> None:
     else:
         book.doubted.discard(lane)
         book.looks.pop(lane, None)
+        book.vain.pop(lane, None)
 
 
 def ticked(book: Book, lane: Lane) -> None:

@@ -17,6 +17,8 @@ from capyctl.fsm.proofs import GoneProof, Idle
 from capyctl.fsm.request import Phase
 from capyctl.fsm.types import Activation, DeploymentId, Incarnation, Lane, Millis, Origin, RequestId
 
+VAIN_MAX = 5  # looks in a row, some ten seconds at least, after which nobody is kept waiting for a doubted engine
+VAIN_RETRY_S = 5
 RETRY_AFTER_S = 1  # told with every queue_full
 SHY_MS = Millis(250)  # an upstream that refused a connection is not asked again for so long
 STALE_LOAD_MS = Millis(3_000)  # an older reading of an engine's gauges does not choose between instances
@@ -87,6 +89,9 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
         measuring.again(book, row)  # the next request finds what was put right in the meantime
         words = outward.words(state.gate_reason)
         return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {words}", None
+    refusal = unprovable(book, row)
+    if refusal is not None:
+        return refusal
     rows = [instance for _, instance in book.of(state.deployment)]
     if any(instance.gate_open or instance.in_progress for instance in rows):
         return None
@@ -95,6 +100,16 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     ):
         return "deployment_inactive", f"only an operator starts it. Try: capyctl start deployment {name}", None
     return _backing_off(rows, event.now_ms)
+
+
+def unprovable(book: Book, row: DeploymentRow) -> tuple[str, str, int | None] | None:
+    """Every instance holds an engine that look after look proved nothing of: waiting for it would be for a guess."""
+    looks = [book.vain.get(lane, (0, "")) for lane, _ in book.of(row.state.deployment)]
+    if not looks or any(count < VAIN_MAX for count, _ in looks):
+        return None
+    words = outward.words(looks[0][1]) or "it does not answer"
+    name = row.spec.name
+    return "unavailable", f"the engine of {name} was not seen to be well since the restart: {words}", VAIN_RETRY_S
 
 
 def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | None:  # type: ignore[type-arg]

@@ -104,7 +104,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
 
 def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
     """The aggregate state (lifecycle 3.2). A checkpoint that cannot be used reads as failed: no start can succeed."""
-    states = [instance.published(one.machine) for one in instances]
+    states = ["reconciling" if _doubted(one) else instance.published(one.machine) for one in instances]
     if any(one.gate_open for one in instances):
         return "ready"
     for state in STATES:
@@ -114,6 +114,11 @@ def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
         if state in states:
             return state
     return "failed" if "failed" in states or row.state.gate in BARRED else "stopped"
+
+
+def _doubted(one: InstanceRow) -> bool:
+    """READY by its record, and not proven to this controller session."""
+    return one.is_ready and not one.gate_open and instance.wants_proof(one.machine)
 
 
 def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan | None:

@@ -117,6 +117,29 @@ def test_an_engine_that_cannot_answer_keeps_its_memory_until_it_is_seen_to_be_we
     agrees(machine)
 
 
+def test_an_engine_that_nobody_can_ask_any_more_keeps_nobody_waiting(machine: Machine) -> None:
+    machine.act("one", "start", evict=True)
+    engine = machine.engine("one")
+    machine.terminate()
+    profiles = machine.home / ".config/capyctl/engines.yaml"
+    hidden = profiles.rename(profiles.with_name("engines.hidden"))
+    try:
+        machine.start(ready_s=60)
+        answer = machine.ask("one", limit_s=60)
+        print(f"a profile is gone: {answer.status} {answer.json['message']}")
+        assert (answer.status, answer.json["code"]) == (503, "unavailable")
+        view = machine.view("one")
+        assert (view["observed_state"], view["ready"]) == ("reconciling", "0/1")
+        assert (view["requests"]["in_flight"], view["requests"]["waiting"]) == (0, 0)
+        assert view["ledger"], "it lives, so it is charged"
+    finally:
+        hidden.rename(profiles)
+    machine.terminate()
+    machine.start()
+    assert machine.ask("one").status == 200
+    assert machine.engine("one") == engine, "the same process all along"
+
+
 def test_role_and_engine_killed_together_leave_no_charge_and_no_process(machine: Machine) -> None:
     machine.ok("start", "deployment", "one", "--wait", "--evict")
     engine = machine.engine("one")
