@@ -134,7 +134,7 @@ def test_a_ready_engine_is_probed_by_the_new_session_and_opens_only_on_fresh_pro
     here.faults.percent = {"probe_mute": 100}
     here.crash()
     client = here.ask("a")
-    here.run(60_000)
+    here.run(5_000)
     assert here.lane(a).phase is ResidencyPhase.READY
     assert not here.lane(a).gate_open
     assert client.told is None
@@ -142,6 +142,25 @@ def test_a_ready_engine_is_probed_by_the_new_session_and_opens_only_on_fresh_pro
     here.run(20_000)
     assert here.lane(a).gate_open
     assert client.told == "ok"
+
+
+def test_an_engine_that_look_after_look_proves_nothing_of_keeps_nobody_waiting() -> None:
+    here = checked(shell(3))
+    a = here.deploy(PLAIN)
+    here.start(a)
+    here.run(20_000)
+    here.faults.percent = {"probe_mute": 100}
+    here.crash()
+    waits = here.ask("a")
+    here.run(60_000)
+    assert waits.told == "unavailable"
+    assert here.ask("a").told == "unavailable"
+    assert here.lane(a).phase is ResidencyPhase.READY  # it may live: it keeps its charge
+    here.faults.percent = {}
+    here.run(20_000)
+    again = here.ask("a")
+    here.run(5_000)
+    assert again.told == "ok"
 
 
 def test_a_launch_whose_answer_died_with_the_controller_is_adopted_not_repeated() -> None:
