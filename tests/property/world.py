@@ -51,6 +51,7 @@ from capyctl.ledger.types import HostPolicy, Observation
 
 START_MS = 1_000_000
 TICKS_MAX = 5  # a look that changed something may ask for one more at once
+PROBE_LIMIT_MS = 180_000
 HOST_ANSWER_MS = 120_000  # how long after an order's own bound the driver still waits for its host
 
 
@@ -305,7 +306,14 @@ class Shell:
         if not host.online:
             self.answer(order, e.OrderLost, after_ms=1, reason="the session is down")
         else:
+            self.later(_patience_ms(order, self.now), lambda: self._give_up(order), mortal=True)
             world_hosts.perform(self, host, order)
+
+    def _give_up(self, order: o.HostOrder) -> None:
+        """The driver waits for a host no longer than this."""
+        if self._in_flight.pop(order.token, None) is not None:
+            self.tell(e.OrderLost(**self.at(order), reason="the host did not answer within the limit of the order"))
+            self._next(order.incarnation.lane)
 
     def answer(self, order: o.HostOrder, kind: type[e.Outcome], *, after_ms: int = 0, **facts: Any) -> None:
         """Answer an order once; a controller that died, or a session that ended, hears nothing."""
@@ -572,6 +580,16 @@ class Shell:
 
     def reply(self, key: str) -> o.Reply:
         return self.replies[key]
+
+
+def _patience_ms(order: o.HostOrder, now_ms: int) -> int:
+    match order:
+        case o.Launch() | o.Restore():
+            return max(0, order.deadline_ms - now_ms) + HOST_ANSWER_MS
+        case o.AwaitIdle() | o.Terminate():
+            return order.limit_ms + HOST_ANSWER_MS
+        case _:
+            return PROBE_LIMIT_MS
 
 
 def _shown(thing: object) -> str:

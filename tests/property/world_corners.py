@@ -254,6 +254,44 @@ def serves_again_after_the_pause(here: Shell, a: DeploymentId) -> None:
     serves_again(here)
 
 
+def a_launch_that_still_loads_past_its_bound_is_ended_and_tried_again() -> None:
+    here = checked(shell(11))
+    a = here.deploy(attrs.evolve(PLAIN, load_ms=1_500_000))
+    here.run(4_000)
+    here.start(a)
+    reaches(here, a, CleanupPhase.RECONCILING)
+    reaches(here, a, CleanupPhase.ARMED)
+    reaches(here, a, ActivationPhase.HELD)
+    assert here.lane(a).run.attempts == 1
+    assert not here.engines()
+
+
+def an_unknown_launch_that_exits_is_looked_at_at_once() -> None:
+    here = checked(shell(11))
+    a = here.deploy(PLAIN)
+    here.run(4_000)
+    here.faults.percent = {"order_lost": 100, "probe_mute": 100}
+    here.start(a)
+    reaches(here, a, CleanupPhase.RECONCILING)
+    here.run(7_000)
+    here.faults.percent = {}
+    assert here.lane(a).machine.life.look_at_ms > here.now + 10_000
+    here.exit(here.engines()[0])
+    reaches(here, a, ActivationPhase.HELD, within_ms=6_000)
+
+
+def an_idle_wait_that_is_never_answered_is_given_up() -> None:
+    here, a = begun(PLAIN)
+    here.faults.percent = {"order_silent": 100}
+    here.stop(a)
+    reaches(here, a, CleanupPhase.IDLE_GATE)
+    here.run(1_000)
+    here.faults.percent = {}
+    here.run(59_000, until=lambda: here.lane(a).phase is CleanupPhase.ARMED)
+    assert here.lane(a).phase is CleanupPhase.ARMED
+    reaches(here, a, ActivationPhase.STOPPED, within_ms=900_000)
+
+
 def a_host_that_says_again_that_it_is_there_disturbs_no_launch() -> None:
     here = checked(shell(11))
     a = here.deploy(PLAIN)
@@ -497,6 +535,46 @@ def a_park_whose_answer_never_comes_is_looked_at_and_adopted() -> None:
     assert len(here.launches) == 1
 
 
+def a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled() -> None:
+    for gone in (False, True):
+        here, a = begun(DEEP)
+        here.faults.percent = {"park_left": 100}
+        key = here.park(a)
+        reaches(here, a, ResidencyPhase.PARK_ARMED)
+        here.run(600)
+        if gone:
+            here.reboot(here.hosts[HostId("h1")])
+        reaches(here, a, ActivationPhase.STOPPED, within_ms=900_000)
+        opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+        assert opened.phase is operation.Phase.SUCCEEDED  # the memory is free, if not as it was asked
+        serves_again(here)
+        assert len(here.launches) == 2
+
+
+def a_start_while_it_parks_wakes_it_once_it_is_parked() -> None:
+    here, a = begun(DEEP)
+    here.park(a)
+    reaches(here, a, ResidencyPhase.PARK_ARMED)
+    here.start(a)
+    assert here.lane(a).phase is ResidencyPhase.PARK_ARMED
+    here.run(60_000)
+    assert here.lane(a).gate_open
+    assert len(here.launches) == 1
+
+
+def a_silent_canary_is_asked_again_before_anybody_is_served() -> None:
+    here, a = begun(DEEP)
+    here.park(a)
+    reaches(here, a, ResidencyPhase.PARKED)
+    here.faults.percent = {"wake_mute": 100}
+    client = here.ask("a")
+    reaches(here, a, CleanupPhase.RECONCILING)
+    assert client.told is None
+    is_told(here, client)
+    assert client.told == "ok"
+    assert len(here.launches) == 1
+
+
 def a_lost_wake_is_adopted_if_it_answers_and_started_afresh_if_it_is_gone() -> None:
     for gone in (False, True):
         here, a = begun(DEEP)
@@ -583,6 +661,126 @@ def a_victim_that_comes_back_elsewhere_stays_another_switchs_victim() -> None:
     assert second.told in ("ok", "unavailable")
 
 
+# --- switches: what its victims and its target do meanwhile ------------------------------------------------------
+
+
+def a_switch(model: Model, **options: object) -> tuple[Shell, DeploymentId, Client]:
+    """A window of ten seconds for the last instance of a busy model, opened by a request for another one."""
+    settings = Settings(admission_window_ms=Millis(10_000), drain_timeout_ms=Millis(200_000))
+    here, a = begun(model, settings=settings, **options)
+    here.deploy(attrs.evolve(model, name="b"))
+    here.run(4_000)
+    here.ask("a", answer_ms=1_000)
+    here.run(500)
+    client = here.ask("b")
+    here.run(100)
+    (switch,) = here.world.book.switches.values()
+    assert switch.phase.value == "window"
+    return here, a, client
+
+
+def a_victim_that_is_stopped_in_the_window_gives_way_by_that() -> None:
+    here, a, client = a_switch(DEEP)
+    here.ask("a", answer_ms=25_000)
+    here.run(1_000)
+    here.stop(a)
+    assert here.lane(a).phase is ResidencyPhase.DRAINING_TO_STOP
+    here.run(12_000)
+    assert here.lane(a).phase is ResidencyPhase.DRAINING_TO_STOP  # asked to park by the switch: it gives more already
+    is_told(here, client)
+    assert client.told == "ok"
+    assert here.ask("a").told == "deployment_stopped"
+
+
+def a_victim_whose_engine_dies_in_the_window_is_ended_not_parked() -> None:
+    here, a, client = a_switch(DEEP)
+    here.faults.percent = {"order_late": 100}
+    here.exit(here.engines("a")[0])
+    here.run(12_000)
+    here.faults.percent = {}
+    assert here.lane(a).phase is CleanupPhase.ARMED
+    is_told(here, client)
+    assert client.told == "ok"
+
+
+def a_victim_that_becomes_unknown_in_the_window_ends_the_switch() -> None:
+    here, a, client = a_switch(DEEP)
+    here.faults.percent = {"order_lost": 100, "probe_mute": 100}
+    here.park(a)
+    reaches(here, a, CleanupPhase.RECONCILING)
+    assert [one.phase.value for one in here.world.book.switches.values()] == ["failed"]
+    here.faults.percent = {}
+    is_told(here, client)
+    assert client.told == "ok"
+
+
+def two_victims(drain_ms: int = 60_000) -> tuple[Shell, DeploymentId, DeploymentId, Client, Client]:
+    """Two small models of which one is busy, and a switch that needs the room of both."""
+    settings = Settings(admission_window_ms=Millis(10_000), drain_timeout_ms=Millis(drain_ms))
+    here = checked(shell(11, settings=settings))
+    small = attrs.evolve(PLAIN, ready_gib=3, cold_gib=3)
+    x, y = (here.deploy(attrs.evolve(small, name=name)) for name in ("x", "y"))
+    here.deploy(attrs.evolve(PLAIN, name="t", ready_gib=7, cold_gib=7))
+    here.run(4_000)
+    here.start(x)
+    here.start(y)
+    here.run(30_000)
+    busy = here.ask("y", answer_ms=40_000)
+    here.run(1_000)
+    return here, x, y, busy, here.ask("t")
+
+
+def one_of_two_victims_is_stopped_by_its_operator_in_the_window() -> None:
+    here, x, _, busy, client = two_victims()
+    here.run(100)
+    here.stop(x)
+    reaches(here, x, ActivationPhase.STOPPED)
+    (switch,) = here.world.book.switches.values()
+    assert switch.phase.value == "window"
+    is_told(here, client)
+    assert (busy.told, client.told) == ("ok", "ok")
+
+
+def one_of_two_victims_dies_while_the_other_still_drains() -> None:
+    here, x, _, busy, client = two_victims()
+    reaches(here, x, ResidencyPhase.DRAINING_TO_STOP)
+    here.run(100)
+    here.exit(here.engines("x")[0])
+    here.run(8_000)
+    (switch,) = here.world.book.switches.values()
+    assert switch.phase.value == "draining"
+    is_told(here, client)
+    assert (busy.told, client.told) == ("ok", "ok")
+
+
+def a_target_that_comes_up_elsewhere_needs_no_switch_any_more() -> None:
+    """In the window, in the drain, and in the release, which cannot be called back."""
+    for load_ms, fault, was in ((6_000, "", "window"), (25_000, "", "draining"), (16_000, "idle_busy", "releasing")):
+        h1, h2 = HostId("h1"), HostId("h2")
+        settings = Settings(admission_window_ms=Millis(10_000), drain_timeout_ms=Millis(60_000))
+        here = checked(shell(11, policies=(policy("h1"), policy("h2")), settings=settings))
+        v = here.deploy(attrs.evolve(PLAIN, name="v", hosts=(h1,)))
+        two = attrs.evolve(PLAIN, name="t", hosts=(h1, h2), instances=2, load_ms=load_ms)
+        t = here.deploy(two)
+        here.run(4_000)
+        here.ask("v")
+        here.run(20_000)
+        here.ask("v", answer_ms=1_000 if fault else 40_000)
+        here.run(500)
+        here.faults.percent = {fault: 100} if fault else {}
+        here.start(t, evict=True)
+        here.run(1)
+        (switch,) = here.world.book.switches.values()
+        here.run(60_000, until=lambda: bool(here.world.book.serving(t)))  # noqa: B023
+        phases = [move for move in here.log if "switch" in move]
+        assert any(was in line for line in phases), phases
+        here.faults.percent = {}
+        here.run(120_000)
+        assert here.world.book.switches[switch.switch].phase.value in ("done", "failed")
+        serves_again(here, "t")
+        assert v in here.world.book.deployments
+
+
 # --- requests -------------------------------------------------------------------------------------------------
 
 
@@ -627,6 +825,61 @@ def a_late_eof_still_proves_that_the_engine_is_done() -> None:
     here.run(60_000)
     assert not here.world.book.requests
     assert here.lane(a).gate_open
+
+
+def places_that_only_a_stop_gives_back_restart_the_engine() -> None:
+    here, a = begun(attrs.evolve(PLAIN, traits=CUSTOM))
+    lost = [here.ask("a", answer_ms=LONG_MS) for _ in range(32)]
+    here.run(1_000)
+    for client in lost[:5]:
+        world_router.first_output(here, client, here.engines()[0])
+    for client in lost:
+        here.hang_up(client)
+    serves_again(here)
+    assert len(here.launches) == 2
+    assert here.lane(a).gate_open
+
+
+def a_waiter_that_expires_while_every_place_is_taken_hears_that() -> None:
+    here, _ = begun(attrs.evolve(PLAIN, deadline_ms=Millis(20_000)))
+    running = [here.ask("a", answer_ms=60_000) for _ in range(32)]
+    here.run(1_000)
+    for client in running:
+        world_router.first_output(here, client, here.engines()[0])
+    late = here.ask("a")
+    here.run(19_900)
+    assert late.told is None
+    here.run(200)
+    assert late.told == "queue_full"
+    here.run(90_000)
+    assert {client.told for client in running} == {"ok"}
+
+
+def a_kill_keeps_every_way_in_which_a_cut_request_can_settle() -> None:
+    for model, phase in (
+        (PLAIN, request.Phase.CANCEL_CLOSED),
+        (attrs.evolve(PLAIN, traits=SGLANG), request.Phase.CANCEL_ABORT),
+    ):
+        for eof in (False, True):
+            here, a = begun(model)
+            here.faults.percent = {"eof_mute": 100, "idle_silent": 100}
+            client = here.ask("a", stream=False, answer_ms=LONG_MS)
+            here.run(1_000)
+            here.hang_up(client)
+            at = Millis(here.now)
+            if eof and phase is request.Phase.CANCEL_CLOSED:
+                here.tell(e.UpstreamEnded(now_ms=at, request=client.request, half_closed_at_ms=at, eof_at_ms=at))
+            here.run(100, until=lambda here=here, client=client: ("request", client.request) in here.durable)  # type: ignore[misc]
+            here.run(60)
+            assert cancelling(here) == {phase}
+            here.crash()
+            kept = phase is request.Phase.CANCEL_ABORT or eof
+            assert cancelling(here) == {phase if kept else request.Phase.CANCEL_STOP}
+            here.run(10_000)
+            assert bool(here.world.book.requests) == (not kept)
+            here.stop(a)
+            here.run(120_000)
+            assert not here.world.book.requests
 
 
 def a_reading_older_than_the_cut_settles_nothing() -> None:
@@ -679,8 +932,8 @@ def a_proof_from_before_the_doubt_opens_nothing() -> None:
 
 def news_that_crosses_a_cut_changes_nothing() -> None:
     """The router task says what it saw before it saw that the world had ended the request."""
-    here, _ = begun(attrs.evolve(PLAIN, deadline_ms=Millis(5_000)))
-    for late in ("errored", "lost", "gone", "output", "rejected"):
+    here, a = begun(attrs.evolve(PLAIN, deadline_ms=Millis(5_000)))
+    for late in ("errored", "lost", "gone", "output", "rejected", "finished"):
         client = here.ask("a", answer_ms=LONG_MS)
         here.run(60_000, until=lambda client=client: client.cut)  # type: ignore[misc]
         (state,) = here.world.book.requests.values()
@@ -691,6 +944,8 @@ def news_that_crosses_a_cut_changes_nothing() -> None:
                 world_router.upstream_lost(here, client)
             case "gone":
                 here.hang_up(client)
+            case "finished":
+                world_router.finish(here, client, engine)
             case "output":
                 world_router.first_output(here, client, engine)
             case _:
@@ -698,8 +953,12 @@ def news_that_crosses_a_cut_changes_nothing() -> None:
         (after,) = here.world.book.requests.values()
         assert after == state
         here.run(60_000)
-        # A whole refusal that crossed the cut leaves nothing to half-close: its place waits for the engine's end.
-        assert bool(here.world.book.requests) == (late == "rejected")
+        # A whole answer that crossed the cut leaves nothing to half-close: its place waits for the engine's end.
+        assert bool(here.world.book.requests) == (late in ("rejected", "finished"))
+        here.stop(a)
+        here.run(60_000)
+        here.start(a)
+        here.run(30_000)
 
 
 # --- deployments ------------------------------------------------------------------------------------------------
@@ -753,6 +1012,7 @@ def a_measurement_that_is_told_again_changes_nothing() -> None:
     here.start(a)
     here.run(30_000)
     here.delete(a, stop=True)
+    here.tell(attrs.evolve(again, revision=3))
     for code in ("not_found", "checkpoint_unusable"):
         here.tell(e.RevisionUnusable(now_ms=Millis(here.now), deployment=a, revision=3, code=code, reason="too late"))
     here.run(60_000)
@@ -765,6 +1025,9 @@ CORNERS: tuple[Callable[[], None], ...] = (
     a_late_proof_that_nothing_is_left_settles_an_unknown_launch,
     late_proofs_spend_the_attempts_like_prompt_ones,
     three_lost_launches_that_are_gone_spend_the_attempts,
+    a_launch_that_still_loads_past_its_bound_is_ended_and_tried_again,
+    an_unknown_launch_that_exits_is_looked_at_at_once,
+    an_idle_wait_that_is_never_answered_is_given_up,
     a_host_that_says_again_that_it_is_there_disturbs_no_launch,
     an_idle_park_gives_way_to_a_request_and_to_an_operator,
     an_operator_parks_what_drains_for_a_switch_and_keeps_it_when_the_switch_fails,
@@ -779,16 +1042,28 @@ CORNERS: tuple[Callable[[], None], ...] = (
     a_stop_waits_for_the_park_in_flight,
     a_stop_waits_for_the_wake_in_flight,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
+    a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled,
+    a_start_while_it_parks_wakes_it_once_it_is_parked,
+    a_silent_canary_is_asked_again_before_anybody_is_served,
     a_lost_wake_is_adopted_if_it_answers_and_started_afresh_if_it_is_gone,
     an_engine_that_dies_while_it_parks_or_wakes_is_ended_and_starts_afresh,
     a_parked_model_that_somebody_wakes_is_no_victim_any_more,
     a_victim_that_comes_back_elsewhere_stays_another_switchs_victim,
+    a_victim_that_is_stopped_in_the_window_gives_way_by_that,
+    a_victim_whose_engine_dies_in_the_window_is_ended_not_parked,
+    a_victim_that_becomes_unknown_in_the_window_ends_the_switch,
+    one_of_two_victims_is_stopped_by_its_operator_in_the_window,
+    one_of_two_victims_dies_while_the_other_still_drains,
+    a_target_that_comes_up_elsewhere_needs_no_switch_any_more,
     a_slow_router_loses_its_place_to_nobody_but_the_end_of_the_engine,
     a_request_whose_deadline_passes_before_it_is_sent_is_cut_when_it_is,
     a_late_eof_still_proves_that_the_engine_is_done,
+    places_that_only_a_stop_gives_back_restart_the_engine,
+    a_waiter_that_expires_while_every_place_is_taken_hears_that,
+    a_kill_keeps_every_way_in_which_a_cut_request_can_settle,
+    a_reading_older_than_the_cut_settles_nothing,
     an_eof_that_is_told_twice_counts_once,
     a_proof_from_before_the_doubt_opens_nothing,
-    a_reading_older_than_the_cut_settles_nothing,
     news_that_crosses_a_cut_changes_nothing,
     what_no_host_offers_is_not_deployed,
     a_checkpoint_that_comes_back_is_measured_again_when_somebody_asks,
