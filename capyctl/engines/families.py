@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.control.spec import Traits
+from capyctl.engines.adapter import Adapter
 from capyctl.engines.environment import EVERY_ENGINE, FREE_NAMES, Reserved
 from capyctl.engines.installations import Found, Measurement
 from capyctl.engines.llamacpp import installation as llamacpp
@@ -22,9 +23,6 @@ from capyctl.engines.llamacpp.render import check_served_name
 from capyctl.engines.options import OptionPolicy
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
-
-Adapter = LlamacppAdapter
-"""Every adapter there is: a union, once a second family is here."""
 
 
 @attrs.frozen(kw_only=True)

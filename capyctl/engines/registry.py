@@ -13,9 +13,10 @@ import attrs
 
 from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Security
 from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.engines.adapter import Adapter
 from capyctl.engines.check import check_deployment
 from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
-from capyctl.engines.families import FAMILIES, Adapter, Family, family
+from capyctl.engines.families import FAMILIES, Family, family
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
 

@@ -12,11 +12,11 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
+from capyctl.engines.adapter import Adapter, LaunchFacts
 from capyctl.errors import CapyError, Failure
 from capyctl.fsm.proofs import Usable
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity, logs, ports
-from capyctl.host.adapter import EngineAdapter, LaunchFacts
 from capyctl.host.http import LoopbackClient
 from capyctl.host.journal import LaunchRecord
 
@@ -34,7 +34,7 @@ class Engine:
     """A launch with processes. `ended` is set when an `api` or `worker` has exited, which is an engine exit."""
 
     record: LaunchRecord
-    adapter: EngineAdapter
+    adapter: Adapter
     facts: LaunchFacts
     client: LoopbackClient
     processes: tuple[ProcessIdentity, ...]

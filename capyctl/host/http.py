@@ -13,34 +13,37 @@ ANSWER_BYTES = 4 << 20
 
 @attrs.frozen(kw_only=True)
 class LoopbackClient:
-    """`adapter.EngineClient` over loopback, with the launch's key."""
+    """`engines.adapter.Client` over loopback, with the launch's keys."""
 
     port: int
-    key: str
+    key: str = attrs.field(repr=False)
+    admin_key: str = attrs.field(default="", repr=False)
     limit_s: float = ANSWER_S
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path: str, *, admin: bool = False) -> tuple[int, bytes]:
         """(status, body). Raises: ConnectionError, TimeoutError."""
-        return await self._ask(b"GET", path, b"", self.limit_s)
+        return await self._ask(b"GET", path, b"", self.limit_s, admin)
 
-    async def post(self, path: str, body: bytes, limit_s: float | None = None) -> tuple[int, bytes]:
+    async def post(
+        self, path: str, body: bytes, limit_s: float | None = None, *, admin: bool = False
+    ) -> tuple[int, bytes]:
         """(status, body). Raises: ConnectionError, TimeoutError."""
-        return await self._ask(b"POST", path, body, self.limit_s if limit_s is None else limit_s)
+        return await self._ask(b"POST", path, body, self.limit_s if limit_s is None else limit_s, admin)
 
-    async def _ask(self, method: bytes, path: str, body: bytes, limit_s: float) -> tuple[int, bytes]:
+    async def _ask(self, method: bytes, path: str, body: bytes, limit_s: float, admin: bool) -> tuple[int, bytes]:
         with trio.move_on_after(limit_s):
             try:
-                return await self._exchange(method, path, body)
+                return await self._exchange(method, path, body, self.admin_key if admin else self.key)
             except wire.WireBroken as broken:
                 raise ConnectionError(str(broken)) from broken
             except OSError as error:
                 raise ConnectionError(f"port {self.port} on loopback: {error.strerror}") from error
         raise TimeoutError(f"no answer to {path} within {limit_s:g} s")
 
-    async def _exchange(self, method: bytes, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _exchange(self, method: bytes, path: str, body: bytes, key: str) -> tuple[int, bytes]:
         connection = await wire.connect(self.port)
         try:
-            await connection.send(head(self.port, self.key, body, close=True), method, path.encode("ascii"), body)
+            await connection.send(head(self.port, key, body, close=True), method, path.encode("ascii"), body)
             status, _ = await connection.head()
             answer = bytearray()
             while piece := await connection.receive_some():

@@ -17,10 +17,11 @@ import trio
 
 from capyctl.checkpoints.directory import resolve_model
 from capyctl.clock import now_ms
+from capyctl.engines.adapter import Adapter, Command, LaunchFacts
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Bytes, Domain, Incarnation
 from capyctl.host import logs, process
-from capyctl.host.adapter import Checkpoints, EngineAdapter, EngineRegistry, LaunchFacts, Rendered
+from capyctl.host.adapter import Checkpoints, EngineRegistry
 from capyctl.host.devices import Observer
 from capyctl.host.engine import Engine
 from capyctl.host.http import LoopbackClient
@@ -43,9 +44,9 @@ GIB = 1 << 30
 class Prepared:
     """A launch that may be journaled: looked at from every side, and nothing has happened."""
 
-    adapter: EngineAdapter
+    adapter: Adapter
     facts: LaunchFacts
-    rendered: Rendered
+    rendered: Command
 
 
 @attrs.frozen(kw_only=True)
@@ -69,18 +70,13 @@ class Launcher:
         """
         if now_ms() >= command.deadline_ms:
             raise Refusal("activation_timeout", "the start's deadline had passed before it began")
-        adapter = self.adapter(command)
-        model_dir = self.model_dir(command.model)
-        await trio.to_thread.run_sync(adapter.preflight, limiter=FILES_LIMITER)
-        await trio.to_thread.run_sync(
-            self.checkpoints.verify, model_dir, command.digest, limiter=FILES_LIMITER, abandon_on_cancel=True
-        )
+        adapter = await self.verify(command)
         check_room(self.policy, command.allocation, await self.observer.available())
         port = self.ports.lease(command.incarnation)
         facts = self.facts(command, port, secrets.token_urlsafe(32))
         return Prepared(adapter=adapter, facts=facts, rendered=adapter.render(facts))
 
-    def adapter(self, command: Launch) -> EngineAdapter:
+    def adapter(self, command: Launch) -> Adapter:
         """The family's adapter of the command's profile. Raises: Refusal `not_found`, `installation_drift`."""
         adapter = self.registry.adapter(command.profile)
         asked = command.profile_fingerprint
@@ -155,7 +151,7 @@ class Launcher:
             gated.close()
         return engine
 
-    def engine(self, record: LaunchRecord, adapter: EngineAdapter | None = None) -> Engine:
+    def engine(self, record: LaunchRecord, adapter: Adapter | None = None) -> Engine:
         """The running side of a record, just spawned or found again. Raises: Refusal when its profile is gone."""
         command = record.command
         return Engine(

@@ -52,8 +52,11 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.AwaitIdle: "await_idle",
     messages.Terminate: "terminate",
     messages.Probe: "probe",
+    messages.Release: "release",
+    messages.Restore: "restore",
     messages.CloseIngress: "close_ingress",
     messages.DigestCheckpoint: "digest_checkpoint",
+    messages.VerifyStart: "verify_start",
 }
 
 RESULTS: Final[Mapping[type, str]] = {
@@ -64,6 +67,10 @@ RESULTS: Final[Mapping[type, str]] = {
     messages.LaunchRefused: "launch_refused",
     messages.IdleVerdict: "idle_verdict",
     messages.Absent: "absent",
+    messages.Parked: "parked",
+    messages.NotParked: "not_parked",
+    messages.Awake: "awake",
+    messages.NotAwake: "not_awake",
     messages.ProbeResult: "probe_result",
     messages.Checkpoint: "checkpoint",
     messages.Inventory: "inventory",

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from capyctl.fsm.proofs import GoneProof, SameEngine, Usable
-from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, ProcessIdentity, Role, Token
+from capyctl.fsm.proofs import Back, Canary, GoneProof, Quiet, Resident, SameEngine, Unsent, Usable
+from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, ProcessIdentity, Residency, Role, Token
 from capyctl.ledger.types import HostPolicy, Observation
 
 # --- commands, server to host -------------------------------------------------------------------
@@ -47,6 +47,8 @@ class Launch(Command):
     allocation: Mapping[Domain, Bytes]  # the cold footprint, checked again against what the host sees
     ready: Mapping[Domain, Bytes]
     deadline_ms: Millis
+    parked: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+    residency: Residency = Residency.RESTART_ONLY
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +74,42 @@ class Probe(Command):
 
     incarnation: Incarnation
     processes: tuple[ProcessIdentity, ...]
-    parked: bool = False
+    parked: bool = False  # asked for what it still holds, not for an answer
+    canary: str | None = None  # asked whether it answers the fixed prompt as it did before its memory was released
+    parked_budget: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Release(Command):
+    """Park: prove quiet, ask the engine once, read what is left. Result: Parked | NotParked | Unresolved.
+
+    Journaled before the call; after that the same id never leads to a second one, whatever became of the first.
+    """
+
+    incarnation: Incarnation
+    token: Token
+    tier: Residency
+    budget: Mapping[Domain, Bytes]  # what may be left on each domain
+    gate_closed_at_ms: Millis
+    processes: tuple[ProcessIdentity, ...]
+    limit_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Restore(Command):
+    """Wake: look at the files, ask the engine once, read its memory, canary, probe.
+
+    Result: Awake | NotAwake | Unresolved.
+    Journaled as a Release is.
+    """
+
+    incarnation: Incarnation
+    token: Token
+    tier: Residency
+    digest: str
+    canary: str | None
+    processes: tuple[ProcessIdentity, ...]
+    deadline_ms: Millis
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +125,16 @@ class DigestCheckpoint(Command):
 
     model: str
     document: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class VerifyStart(Command):
+    """Look at installation and files as a launch would, and begin nothing. Result: Done | Refused."""
+
+    profile: str
+    profile_fingerprint: str | None
+    model: str
+    digest: str
 
 
 # --- results ------------------------------------------------------------------------------------------
@@ -123,6 +170,40 @@ class Launched(Result):
     processes: tuple[ProcessIdentity, ...]
     usable: Usable
     peak_bytes: Mapping[Domain, Bytes]
+    canary: str | None = None  # how it answered the fixed prompt, where its family can be asked
+
+
+@attrs.frozen(kw_only=True)
+class Parked(Result):
+    quiet: Quiet
+    same: SameEngine
+    resident: Mapping[Domain, Resident]
+
+
+@attrs.frozen(kw_only=True)
+class NotParked(Result):
+    """It holds its memory as before. `unsent`: nothing was asked of the engine."""
+
+    code: str
+    reason: str
+    unsent: Unsent | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Awake(Result):
+    back: Back
+    usable: Usable
+    same: SameEngine
+    canary: Canary | None = None
+
+
+@attrs.frozen(kw_only=True)
+class NotAwake(Result):
+    """The wake failed and the processes are still there. `mismatch`: it answered otherwise than before."""
+
+    code: str
+    reason: str
+    mismatch: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -153,6 +234,8 @@ class ProbeResult(Result):
     usable: Usable | None
     gone: GoneProof | None
     reason: str = ""
+    resident: Mapping[Domain, Resident] | None = None
+    canary: Canary | None = None
 
 
 @attrs.frozen(kw_only=True)

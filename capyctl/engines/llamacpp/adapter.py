@@ -10,16 +10,17 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 from capyctl.checkpoints.directory import list_files, pick_gguf
 from capyctl.checkpoints.kv_cache import pad
 from capyctl.documents.deployment import parse_deployment
+from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.llamacpp.installation import CONFIG_FILE, check_config_file, fingerprint
 from capyctl.engines.llamacpp.options import POLICY
-from capyctl.engines.llamacpp.render import Command, Launch, render
+from capyctl.engines.llamacpp.render import Launch, render
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Failure, Refusal
@@ -28,39 +29,8 @@ PROBE_TOKENS = 8
 _MEMORY_WORDS = ("failed to allocate", "out of memory", "unable to allocate", "cannot allocate memory", "bad_alloc")
 
 
-class Facts(Protocol):
-    """One launch, as the host states it."""
-
-    @property
-    def served_name(self) -> str: ...
-    @property
-    def model_dir(self) -> Path: ...
-    @property
-    def document(self) -> Mapping[str, Any]: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def state_dir(self) -> Path: ...
-    @property
-    def log_path(self) -> Path: ...
-
-
-class Client(Protocol):
-    """HTTP to one launch, with its key. Raises ConnectionError or TimeoutError, never turns them into an answer."""
-
-    async def get(self, path: str) -> tuple[int, bytes]: ...
-
-    async def post(self, path: str, body: bytes, limit_s: float | None = None) -> tuple[int, bytes]: ...
-
-
 @attrs.frozen(kw_only=True)
-class LlamacppAdapter:
+class LlamacppAdapter(RestartOnly):
     """One registered installation of llama.cpp."""
 
     registered: Registered
@@ -102,7 +72,7 @@ class LlamacppAdapter:
             return None
         return fingerprint(Path(self.registered.executable)) != self.registered.digest
 
-    def render(self, facts: Facts) -> Command:
+    def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch; creates the family's private directories, 0700.
 
         Raises: Refusal `checkpoint_unusable`, `unsafe_file`, `invalid_config` as the parts say.
@@ -145,7 +115,7 @@ class LlamacppAdapter:
             return status == 200
         raise Failure("launch_failed", f"/health answered {status}")
 
-    async def verify(self, client: Client, facts: Facts) -> None:
+    async def verify(self, client: Client, facts: LaunchFacts) -> None:
         """The engine runs with what was rendered: name, slots, gauges, context.
 
         Raises: Failure `effective_args_mismatch` naming the first difference.
@@ -174,7 +144,7 @@ class LlamacppAdapter:
                     "capability_missing:decisions", f"{facts.served_name} is no decision model: it gives {outputs}"
                 )
 
-    async def probe(self, client: Client, facts: Facts, limit_s: float) -> int:
+    async def probe(self, client: Client, facts: LaunchFacts, limit_s: float) -> int:
         """One short inference at temperature 0; returns how many characters it answered.
 
         A model that reasons first is fine: its reasoning counts. A decision model is asked a decision.
@@ -322,7 +292,7 @@ def _same(what: str, seen: Any, rendered: Any) -> None:
         )
 
 
-async def _probe_decision(client: Client, facts: Facts, limit_s: float) -> int:
+async def _probe_decision(client: Client, facts: LaunchFacts, limit_s: float) -> int:
     """A constant decision: every option must come back with a probability. Source: engines 15."""
     asked = {
         "model": facts.served_name,

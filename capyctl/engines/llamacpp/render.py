@@ -12,6 +12,7 @@ import attrs
 
 from capyctl.checkpoints.kv_cache import DEFAULT_TYPE, pad
 from capyctl.documents.deployment import Deployment
+from capyctl.engines.adapter import Command
 from capyctl.engines.environment import SYSTEM_PATH, reserved_reason
 from capyctl.engines.llamacpp.options import POLICY, RESERVED_ENV
 from capyctl.engines.options import is_option
@@ -20,14 +21,6 @@ from capyctl.errors import Refusal, check
 LAUNCHER = Path(__file__).with_name("launcher.py")
 BINARY = "llama-server"
 _INT_MAX = 2**31 - 1
-
-
-@attrs.frozen(kw_only=True)
-class Command:
-    """A command line and its whole environment. The launch key is in `env` alone."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = attrs.field(repr=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Stand-ins for the engine rooms that keep the promises of `capyctl.host.adapter`."""
+"""Stand-ins for the engine rooms that keep the promises of `capyctl.host.adapter` and `capyctl.engines.adapter`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 
 from capyctl.clock import now_ms
+from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, DeploymentId, Domain, Generation, HostId, Incarnation, Lane, Millis, Token
-from capyctl.host.adapter import EngineClient, LaunchFacts
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.session.messages import Launch, Profile
 
@@ -23,38 +23,32 @@ GIB = 1 << 30
 UNIFIED = Domain("unified")
 
 
-@attrs.frozen
-class Line:
-    argv: Sequence[str]
-    env: Mapping[str, str]
-
-
 @attrs.define
-class FakeAdapter:
+class FakeAdapter(RestartOnly):
     family: str = "fake"
     eof_settles: bool = True
 
     def preflight(self) -> None:
         pass
 
-    def render(self, facts: LaunchFacts) -> Line:
+    def render(self, facts: LaunchFacts) -> Command:
         mode = facts.document.get("mode", "serve")
         program = facts.document.get("program", sys.executable)
         argv = [program, "-S", str(PROGRAM), "--port", str(facts.port), "--as", mode]
-        return Line(argv, {"FAKE_KEY": facts.key, "PATH": "/usr/bin:/bin"})
+        return Command(argv=tuple(argv), env={"FAKE_KEY": facts.key, "PATH": "/usr/bin:/bin"})
 
-    async def loaded(self, client: EngineClient) -> bool:
+    async def loaded(self, client: Client) -> bool:
         status, _ = await client.get("/health")
         return status == 200
 
-    async def verify(self, client: EngineClient, facts: LaunchFacts) -> None:
+    async def verify(self, client: Client, facts: LaunchFacts) -> None:
         await client.get("/props")
 
-    async def probe(self, client: EngineClient, facts: LaunchFacts, limit_s: float) -> int:
+    async def probe(self, client: Client, facts: LaunchFacts, limit_s: float) -> int:
         status, body = await client.post("/v1/chat/completions", b"{}", limit_s)
         return len(json.loads(body)["text"]) if status == 200 else 0
 
-    async def gauges(self, client: EngineClient) -> tuple[int, int, int | None]:
+    async def gauges(self, client: Client) -> tuple[int, int, int | None]:
         _, body = await client.get("/metrics")
         seen = json.loads(body)
         return seen["running"], seen["waiting"], None

@@ -23,11 +23,11 @@ import trio
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.clock import now_ms
 from capyctl.documents.blocks import EngineProfile, Security
+from capyctl.engines.adapter import Adapter
 from capyctl.engines.llamacpp.adapter import LlamacppAdapter
 from capyctl.engines.registered import Registered
 from capyctl.fsm.proofs import Gone
 from capyctl.fsm.types import Bytes, HostId, Millis, RequestId
-from capyctl.host.adapter import EngineAdapter
 from capyctl.host.agent import HostAgent
 from capyctl.host.devices import Observer, host_policy
 from capyctl.host.ingress import Ingress
@@ -55,7 +55,7 @@ class OneProfile:
     def profiles(self) -> Sequence[Registered]:
         return (self.adapter_.registered,)
 
-    def adapter(self, profile: str) -> EngineAdapter:
+    def adapter(self, profile: str) -> Adapter:
         return self.adapter_
 
 
