@@ -22,10 +22,10 @@ from capyctl.engines.llamacpp.installation import CONFIG_FILE, check_config_file
 from capyctl.engines.llamacpp.options import POLICY
 from capyctl.engines.llamacpp.render import Launch, render
 from capyctl.engines.options import check_real_paths
+from capyctl.engines.questions import first, probe_chat, probe_decision, read_json, same
 from capyctl.engines.registered import Registered
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import Failure, Refusal
 
-PROBE_TOKENS = 8
 _MEMORY_WORDS = ("failed to allocate", "out of memory", "unable to allocate", "cannot allocate memory", "bad_alloc")
 
 
@@ -120,22 +120,20 @@ class LlamacppAdapter(RestartOnly):
 
         Raises: Failure `effective_args_mismatch` naming the first difference.
         """
-        models = await _json(client, "/v1/models")
-        entry = _first(models.get("data"))
+        models = await read_json(client, "/v1/models")
+        entry = first(models.get("data"))
         names = {entry.get("id"), *(entry.get("aliases") or ())}
-        _same(
-            "the served name", facts.served_name if facts.served_name in names else entry.get("id"), facts.served_name
-        )
-        props = await _json(client, "/props")
-        _same("total_slots", props.get("total_slots"), facts.slots)
-        _same("endpoint_metrics", props.get("endpoint_metrics"), True)
-        _same("endpoint_slots", props.get("endpoint_slots"), True)
+        same("the served name", facts.served_name if facts.served_name in names else entry.get("id"), facts.served_name)
+        props = await read_json(client, "/props")
+        same("total_slots", props.get("total_slots"), facts.slots)
+        same("endpoint_metrics", props.get("endpoint_metrics"), True)
+        same("endpoint_slots", props.get("endpoint_slots"), True)
         meta = entry.get("meta") or {}
         expected = pad(facts.context_tokens)
         trained = meta.get("n_ctx_train")
         if isinstance(trained, int) and trained > 0:
             expected = min(expected, trained)
-        _same("n_ctx", meta.get("n_ctx"), expected)
+        same("n_ctx", meta.get("n_ctx"), expected)
         document = parse_deployment(facts.document, "the deployment")
         if document.api == "decisions":
             outputs = (entry.get("architecture") or {}).get("output_modalities") or []
@@ -151,22 +149,8 @@ class LlamacppAdapter(RestartOnly):
         Raises: Failure `launch_failed` on an error status or an empty answer.
         """
         if parse_deployment(facts.document, "the deployment").api == "decisions":
-            return await _probe_decision(client, facts, limit_s)
-        asked = {
-            "model": facts.served_name,
-            "messages": [{"role": "user", "content": "Say OK."}],
-            "max_tokens": PROBE_TOKENS,
-            "temperature": 0,
-            "stream": False,
-        }
-        status, body = await client.post("/v1/chat/completions", json.dumps(asked).encode(), limit_s)
-        answer = _answer(status, body, "the probe")
-        message = _first(answer.get("choices")).get("message") or {}
-        texts = [message.get(name) for name in ("content", "reasoning_content", "reasoning")]
-        characters = sum(len(text) for text in texts if isinstance(text, str))
-        if characters == 0:
-            raise Failure("launch_failed", "the engine answered the readiness probe with nothing")
-        return characters
+            return await probe_decision(client, facts.served_name, limit_s)
+        return await probe_chat(client, facts.served_name, limit_s)
 
     async def gauges(self, client: Client) -> tuple[int, int, int | None]:
         """(processing, deferred, cache usage in ppm) of `/metrics` and `/slots`.
@@ -250,63 +234,3 @@ def classify(lines: Sequence[str]) -> tuple[str, str] | None:
         if "failed to load model" in low or "error loading model" in low or "failed to open gguf" in low:
             return "checkpoint_unusable", "llama.cpp cannot load the model file"
     return None
-
-
-async def _json(client: Client, path: str) -> Mapping[str, Any]:
-    status, body = await client.get(path)
-    return _answer(status, body, path, code="effective_args_mismatch")
-
-
-def _answer(status: int, body: bytes, what: str, code: str = "launch_failed") -> Mapping[str, Any]:
-    """The JSON object of an answer. Raises: Failure with the engine's own message, bounded."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    if status == 503:
-        raise ConnectionError(f"{what}: the engine is loading or going away")
-    if status != 200:
-        error = answer.get("error") if isinstance(answer, Mapping) else None
-        said = error.get("message") if isinstance(error, Mapping) else None
-        raise _failure(code, f"{what} was answered with {status}" + (f": {str(said)[:300]}" if said else ""))
-    if not isinstance(answer, Mapping):
-        raise _failure(code, f"{what} was not answered with a JSON object")
-    return answer
-
-
-def _failure(code: str, message: str) -> CapyError:
-    return Failure(code, message)
-
-
-def _first(rows: Any) -> Mapping[str, Any]:
-    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
-        return rows[0]
-    return {}
-
-
-def _same(what: str, seen: Any, rendered: Any) -> None:
-    if seen != rendered or type(seen) is not type(rendered):
-        raise Failure(
-            "effective_args_mismatch",
-            f"{what} was rendered as {rendered!r} and the engine runs with {str(seen)[:100]!r}",
-        )
-
-
-async def _probe_decision(client: Client, facts: LaunchFacts, limit_s: float) -> int:
-    """A constant decision: every option must come back with a probability. Source: engines 15."""
-    asked = {
-        "model": facts.served_name,
-        "state": "ping",
-        "questions": {
-            "pick": {"type": "choice", "instructions": "Which word is it?", "criteria": {"ping": None, "pong": None}},
-            "sure": {"type": "noul", "instructions": "Is it ping?", "criteria": None},
-        },
-    }
-    status, body = await client.post("/v1/systemone", json.dumps(asked).encode(), limit_s)
-    answers = _answer(status, body, "the probe").get("answers")
-    answers = answers if isinstance(answers, Mapping) else {}
-    pick, sure = answers.get("pick") or {}, answers.get("sure") or {}
-    shares = pick.get("probabilities") if isinstance(pick, Mapping) else None
-    if not isinstance(shares, Mapping) or set(shares) != {"ping", "pong"} or "noul" not in sure:
-        raise Failure("launch_failed", "the engine answered the readiness probe without a probability for every option")
-    return len(json.dumps(answers))

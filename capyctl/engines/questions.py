@@ -1,0 +1,139 @@
+"""Questions that engines of every family are asked in the same words, and how their answers are read.
+
+Each raises ConnectionError or TimeoutError as the client does; a 503 is a ConnectionError, since every
+server says it while it loads or goes away.
+Source: engines 12.1, 15.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capyctl.engines.adapter import Client
+from capyctl.errors import CapyError, Failure
+
+PROBE_TOKENS = 8
+
+
+async def probe_chat(client: Client, served_name: str, limit_s: float) -> int:
+    """One short chat at temperature 0; the characters of its content or reasoning, whichever there is.
+
+    Raises: Failure `launch_failed` on an error status or an empty answer.
+    """
+    asked = {
+        "model": served_name,
+        "messages": [{"role": "user", "content": "Say OK."}],
+        "max_tokens": PROBE_TOKENS,
+        "temperature": 0,
+        "stream": False,
+    }
+    status, body = await client.post("/v1/chat/completions", json.dumps(asked).encode(), limit_s)
+    message = first(answer(status, body, "the probe").get("choices")).get("message") or {}
+    texts = [message.get(name) for name in ("content", "reasoning_content", "reasoning")]
+    characters = sum(len(text) for text in texts if isinstance(text, str))
+    if characters == 0:
+        raise Failure("launch_failed", "the engine answered the readiness probe with nothing")
+    return characters
+
+
+async def probe_decision(client: Client, served_name: str, limit_s: float) -> int:
+    """A constant decision: every option must come back with a probability. Returns the answers' length.
+
+    Raises: Failure `launch_failed`.
+    """
+    asked = {
+        "model": served_name,
+        "state": "ping",
+        "questions": {
+            "pick": {"type": "choice", "instructions": "Which word is it?", "criteria": {"ping": None, "pong": None}},
+            "sure": {"type": "noul", "instructions": "Is it ping?", "criteria": None},
+        },
+    }
+    status, body = await client.post("/v1/systemone", json.dumps(asked).encode(), limit_s)
+    answers = answer(status, body, "the probe").get("answers")
+    answers = answers if isinstance(answers, Mapping) else {}
+    pick, sure = answers.get("pick") or {}, answers.get("sure") or {}
+    shares = pick.get("probabilities") if isinstance(pick, Mapping) else None
+    if not isinstance(shares, Mapping) or set(shares) != {"ping", "pong"} or "noul" not in sure:
+        raise Failure("launch_failed", "the engine answered the readiness probe without a probability for every option")
+    return len(json.dumps(answers))
+
+
+async def read_json(client: Client, path: str) -> Mapping[str, Any]:
+    """A JSON object that says how the engine runs. Raises: Failure `effective_args_mismatch`."""
+    status, body = await client.get(path)
+    return answer(status, body, path, code="effective_args_mismatch")
+
+
+def answer(status: int, body: bytes, what: str, code: str = "launch_failed") -> Mapping[str, Any]:
+    """The JSON object of an answer. Raises: Failure with the engine's own message, bounded."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        said = None
+    if status == 503:
+        raise ConnectionError(f"{what}: the engine is loading or going away")
+    if status != 200:
+        error = said.get("error") if isinstance(said, Mapping) else None
+        words = error.get("message") if isinstance(error, Mapping) else None
+        raise _failure(code, f"{what} was answered with {status}" + (f": {str(words)[:300]}" if words else ""))
+    if not isinstance(said, Mapping):
+        raise _failure(code, f"{what} was not answered with a JSON object")
+    return said
+
+
+def _failure(code: str, message: str) -> CapyError:
+    return Failure(code, message)
+
+
+def first(rows: Any) -> Mapping[str, Any]:
+    """The first object of a list, or an empty one."""
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        return rows[0]
+    return {}
+
+
+def same(what: str, seen: Any, rendered: Any) -> None:
+    """Refuse a setting that the engine runs with and that was not rendered.
+
+    Raises: Failure `effective_args_mismatch` naming both.
+    """
+    if seen != rendered or type(seen) is not type(rendered):
+        raise Failure(
+            "effective_args_mismatch",
+            f"{what} was rendered as {rendered!r} and the engine runs with {str(seen)[:100]!r}",
+        )
+
+
+async def read_metrics(client: Client, names: Sequence[str], path: str = "/metrics") -> dict[str, float]:
+    """The named gauges of a Prometheus page. Raises: Failure `engine_error`, also when one is not there."""
+    status, body = await client.get(path)
+    if status != 200:
+        raise Failure("engine_error", f"{path} answered {status}")
+    found = gauge_sums(body.decode("utf-8", "replace"), names)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise Failure("engine_error", f"{path} does not state {missing[0]}")
+    return found
+
+
+def gauge_sums(text: str, names: Sequence[str]) -> dict[str, float]:
+    """Each named gauge, summed over its labels; a sample that is no finite count takes the gauge away."""
+    wanted, found, spoilt = frozenset(names), dict[str, float](), set[str]()
+    for line in text.splitlines():
+        head, brace, rest = line.partition("{")
+        name = head if brace else line.partition(" ")[0]
+        if name not in wanted:
+            continue
+        # A label's text may hold braces and spaces; the value follows the last closing one.
+        sample = (rest.rpartition("}")[2] if brace else line.partition(" ")[2]).split()
+        try:
+            value = float(sample[0])
+        except (ValueError, IndexError):
+            value = -1.0
+        if not 0 <= value < 1 << 53:
+            spoilt.add(name)
+        found[name] = found.get(name, 0.0) + value
+    return {name: value for name, value in found.items() if name not in spoilt}
