@@ -1,0 +1,1 @@
+"""What the families that live in Python environments share: vLLM, SGLang, TensorFold."""
