@@ -1,37 +1,31 @@
 """`engines.yaml`: the registered profiles. The CLI writes it, a role only reads it.
 
-The first line counts writes. A write holds `engines.yaml.lock`, reads again, writes a temporary file in the
-same directory, and renames it, so a reader sees the old file or the new one, whole. Profiles of engines
-that this release does not know are kept as they are.
+Profiles of engines that this release does not know are kept as they are. How the file is read and replaced
+is in `revisioned`.
 
 Source: engines 2.7; config 5.5, 8.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import yaml
 
-from capyctl.documents import reader, strict
+from capyctl.documents import strict
 from capyctl.documents.blocks import RESERVED_PROFILES, EngineProfile
 from capyctl.documents.scalars import parse_name
 from capyctl.engines.environment import check_approved_env, check_env
 from capyctl.engines.families import FAMILIES
 from capyctl.engines.options import check_approved_options, check_fixed_args
 from capyctl.engines.registered import Registered
+from capyctl.engines.revisioned import DOCUMENT_BYTES_MAX as DOCUMENT_BYTES_MAX
+from capyctl.engines.revisioned import ENGINES, check_free, locked, read_blocks, write_blocks
 from capyctl.errors import Refusal
 
-DOCUMENT_BYTES_MAX = 32 << 10
-_HEADER = re.compile(r"# capyctl-document-revision: (\d{1,18})")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _DIGEST_FIELD = "installation_digest"
 
@@ -60,53 +54,16 @@ def read_engines(path: Path) -> EnginesFile:
 
     Raises: Refusal `invalid_config` naming the field at fault; `unsafe_file` when others could have written it.
     """
-    text = _read(path)
-    if text is None:
-        return EnginesFile(path=path, revision=0, profiles={}, skipped=(), raw={})
-    header = _HEADER.fullmatch(text.partition("\n")[0].rstrip())
-    data = reader.read(text, str(path))
-    if not isinstance(data, dict) or data.get("schema_version") != 1 or data.get("kind") != "engines":
-        raise Refusal("invalid_config", f"{path}: expected schema_version: 1 and kind: engines")
-    unknown = sorted(set(data) - {"schema_version", "kind", "runtime_profiles"})
-    if unknown:
-        raise Refusal("invalid_config", f"{path}: {unknown[0]} is not a field of this file")
-    raw = data.get("runtime_profiles") or {}
-    if not isinstance(raw, dict):
-        raise Refusal("invalid_config", f"{path}: runtime_profiles: expected names and profiles")
+    revision, raw = read_blocks(path, ENGINES)
     profiles: dict[str, Registered] = {}
     skipped: list[str] = []
     for name, block in raw.items():
-        registered = _profile(path, str(name), block)
+        registered = _profile(path, name, block)
         if registered is None:
-            skipped.append(str(name))
+            skipped.append(name)
         else:
-            profiles[str(name)] = registered
-    return EnginesFile(
-        path=path, revision=int(header[1]) if header else 0, profiles=profiles, skipped=tuple(skipped), raw=raw
-    )
-
-
-def _read(path: Path) -> str | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Refusal("unsafe_file", f"{path} cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise Refusal("unsafe_file", f"{path} is not a regular file")
-        if status.st_mode & 0o022 or (status.st_uid not in (0, os.geteuid()) and os.geteuid() != 0):
-            # It names programs that a role runs.
-            raise Refusal("unsafe_file", f"{path} can be written by other users. Try: chmod 600 {path}")
-        content = stream.read(DOCUMENT_BYTES_MAX + 1)
-    if len(content) > DOCUMENT_BYTES_MAX:
-        raise Refusal("invalid_config", f"{path} is larger than {DOCUMENT_BYTES_MAX >> 10} KiB")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise Refusal("invalid_config", f"{path} is not UTF-8 text") from None
+            profiles[name] = registered
+    return EnginesFile(path=path, revision=revision, profiles=profiles, skipped=tuple(skipped), raw=raw)
 
 
 def _profile(path: Path, name: str, block: Any) -> Registered | None:
@@ -150,18 +107,6 @@ def check_name(name: str) -> None:
         raise Refusal("profile_exists", f"{name} is the name of the role's own engine; choose another with --name")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold `<file>.lock` exclusively; waits for another writer. The directory is made, 0700, when it is missing."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
 def put_profile(path: Path, registered: Registered, *, owner: tuple[int, int] | None = None) -> int:
     """Add a profile under a new name and return the file's new revision. Blocking; takes the lock.
 
@@ -172,13 +117,10 @@ def put_profile(path: Path, registered: Registered, *, owner: tuple[int, int] | 
     """
     with locked(path):
         present = read_engines(path)
-        if registered.name in present.raw:
-            raise Refusal(
-                "profile_exists", f"{path} has a profile {registered.name} already; choose another with --name"
-            )
+        check_free(path, ENGINES, present.raw, registered.name)
         check_registered(registered)
         block = {**_plain(registered.profile), **({_DIGEST_FIELD: registered.digest} if registered.digest else {})}
-        return _write(present, {**present.raw, registered.name: block}, owner)
+        return write_blocks(path, ENGINES, present.revision + 1, {**present.raw, registered.name: block}, owner)
 
 
 def remove_profile(path: Path, name: str, *, owner: tuple[int, int] | None = None) -> int:
@@ -191,7 +133,8 @@ def remove_profile(path: Path, name: str, *, owner: tuple[int, int] | None = Non
         if name not in present.raw:
             known = ", ".join(present.raw) or "none"
             raise Refusal("not_found", f"{path} has no profile {name}; it has {known}")
-        return _write(present, {other: block for other, block in present.raw.items() if other != name}, owner)
+        kept = {other: block for other, block in present.raw.items() if other != name}
+        return write_blocks(path, ENGINES, present.revision + 1, kept, owner)
 
 
 def _plain(profile: EngineProfile) -> dict[str, Any]:
@@ -204,39 +147,3 @@ def _plain(profile: EngineProfile) -> dict[str, Any]:
     kept = {name: value for name, value in written.items() if name in always or value != blank.get(name)}
     security = {name: value for name, value in written["security"].items() if value != blank["security"].get(name)}
     return {**kept, "security": security} if security else {k: v for k, v in kept.items() if k != "security"}
-
-
-def _write(present: EnginesFile, raw: Mapping[str, Any], owner: tuple[int, int] | None) -> int:
-    path, revision = present.path, present.revision + 1
-    body = yaml.safe_dump(
-        {"schema_version": 1, "kind": "engines", "runtime_profiles": dict(raw)}, sort_keys=False, allow_unicode=True
-    )
-    content = f"# capyctl-document-revision: {revision}\n{body}".encode()
-    if len(content) > DOCUMENT_BYTES_MAX:
-        raise Refusal("publish_rejected", f"{path} would be {len(content)} bytes; at most {DOCUMENT_BYTES_MAX}")
-    try:
-        before: os.stat_result | None = os.stat(path)
-    except FileNotFoundError:
-        before = None
-    mode = stat.S_IMODE(before.st_mode) if before is not None else 0o600
-    keeper = (before.st_uid, before.st_gid) if before is not None else owner
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            if keeper is not None and os.geteuid() == 0:
-                os.fchown(stream.fileno(), *keeper)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return revision
