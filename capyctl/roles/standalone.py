@@ -399,6 +399,7 @@ async def _serve_inference(
         here.ingress,
         services.keys,
         settings=router.Settings(
+            buffered_bytes_max=queue.max_buffered_bytes_total.bytes,
             stream_idle_seconds=queue.stream_idle_timeout.ms / 1000,
             piece_bytes_max=server.relay.max_piece.bytes,
             origins=frozenset(server.listeners.inference.allowed_origins),

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +21,7 @@ from capyctl import ulid
 from capyctl.errors import CapyError
 from capyctl.fsm.types import RequestId
 from capyctl.router.answers import JSON_TYPE, Fault, client_request_id, model_entry
+from capyctl.router.bodies import Bodies, Share
 from capyctl.router.desk import Desk, Model, Upstream
 from capyctl.router.endpoints import ENDPOINTS, Endpoint, read_question
 from capyctl.router.keys import Caller, Keyring
@@ -28,6 +30,10 @@ from capyctl.router.reply import Header, Receive, Reply, Send
 
 MODELS: Final = b"/v1/models"
 READS: Final = ("GET", "HEAD")
+
+LOOK_BYTES: Final = 16 * 2**10
+"""A larger body is looked over in a thread, so that nobody else waits for it."""
+LOOKERS: Final = trio.CapacityLimiter(2)
 
 
 @attrs.define(eq=False)
@@ -40,9 +46,13 @@ class Router:
     settings: Settings = attrs.field(factory=Settings)
     fresh_id: Callable[[], str] = ulid.fresh
     closing: bool = False
+    bodies: Bodies = attrs.field(init=False)
     _relays: set[Relay] = attrs.field(factory=set)
     _inside: int = 0
     _empty: trio.Event = attrs.field(factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.bodies = Bodies(self.settings.buffered_bytes_max)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP request. Other kinds of scope are not served."""
@@ -232,17 +242,31 @@ class _Visit:
             fault = attrs.evolve(Fault.named("unsupported", "send the body without Content-Encoding"), status=415)
             await self._refuse(fault, close=True)
             return
-        body = await self._read_body()
-        if body is None:
-            return
+        share = Share(self.router.bodies)
         try:
-            question = read_question(endpoint, body)
+            relay = await self._prepared(endpoint, caller, share, began_at)
+            if relay is not None:
+                await self._run(relay, began_at)
+        finally:
+            share.release()
+
+    async def _prepared(self, endpoint: Endpoint, caller: Caller, share: Share, began_at: float) -> Relay | None:
+        """The relay of a checked body, which alone holds it; None when the client has been answered, or is gone."""
+        body = await self._read_body(share)
+        if body is None:
+            return None
+        try:
+            if len(body) <= LOOK_BYTES:
+                question = read_question(endpoint, body)
+            else:
+                look = partial(read_question, endpoint, body, patient=True)
+                question = await trio.to_thread.run_sync(look, limiter=LOOKERS)
         except CapyError as error:
             self._log(error.code, None, time.monotonic() - began_at)
             await self.reply.fault(Fault.of(error))
-            return
+            return None
         router = self.router
-        relay = Relay(
+        return Relay(
             request=self.request,
             desk=router.desk,
             upstream=router.upstream,
@@ -250,10 +274,13 @@ class _Visit:
             endpoint=endpoint,
             question=question,
             caller=caller,
+            share=share,
             reply=self.reply,
             receive=self.receive,
         )
-        router._relays.add(relay)
+
+    async def _run(self, relay: Relay, began_at: float) -> None:
+        self.router._relays.add(relay)
         outcome = "failed"
         try:
             outcome = await relay.run()
@@ -263,10 +290,10 @@ class _Visit:
             await self.reply.fault(Fault.named("internal", "the router failed; its log has the request's id"))
             raise
         finally:
-            router._relays.discard(relay)
-            self._log(outcome, question.model, time.monotonic() - began_at)
+            self.router._relays.discard(relay)
+            self._log(outcome, relay.question.model, time.monotonic() - began_at)
 
-    async def _read_body(self) -> bytes | None:
+    async def _read_body(self, share: Share) -> bytes | None:
         """The whole body within its bounds; None when the client has been answered, or is gone."""
         settings = self.router.settings
         limit = settings.body_bytes_max
@@ -276,6 +303,7 @@ class _Visit:
             return None
         pieces: list[bytes] = []
         size = 0
+        fault = too_large
         with trio.move_on_after(settings.body_seconds) as patience:
             while True:
                 message = await self.receive()
@@ -285,14 +313,20 @@ class _Visit:
                 size += len(piece)
                 if size > limit:
                     break
+                if not share.take(len(piece)):
+                    fault = Fault.named(
+                        "queue_full",
+                        f"bodies that arrive or wait hold as much as they may, {settings.buffered_bytes_max} bytes",
+                    )
+                    break
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if patience.cancelled_caught:
-            late = Fault.named("request_timeout", f"the body did not arrive within {settings.body_seconds:g} s")
-            await self._refuse(late, close=True)
-        else:
-            await self._refuse(too_large, close=True)
+            fault = Fault.named("request_timeout", f"the body did not arrive within {settings.body_seconds:g} s")
+        pieces.clear()  # before the answer, which may take a while to be read
+        share.release()
+        await self._refuse(fault, close=True)
         return None
 
     def _log(self, outcome: str, model: str | None, took_s: float) -> None:

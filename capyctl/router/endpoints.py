@@ -6,12 +6,15 @@ What the engine behind a deployment serves is relayed with the same machinery; a
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
 from capyctl.errors import Refusal
-from capyctl.router.body import JsonObject, NotStrict, parse_object
+from capyctl.router.body import quoted
+from capyctl.router.scan import NotStrict, Spot, decoded, scan
 
 
 class Dialect(enum.Enum):
@@ -76,14 +79,21 @@ DENIED: Final = frozenset(
 CACHE_SALT_BYTES_MAX: Final = 1024
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Question:
-    """A checked body: what the world and the relay need to know of it."""
+    """A checked body: its bytes, and what the world and the relay need to know of it. Nothing of it is kept decoded."""
 
-    body: JsonObject
+    text: bytes = attrs.field(repr=False)
     model: str
+    model_at: Spot
     stream: bool
     cache_salt: bool
+
+    def for_engine(self, served_name: str) -> bytes:
+        """The body under the name that the engine knows; every byte but that value's stays as it came."""
+        if served_name == self.model:
+            return self.text
+        return self.text[: self.model_at.start] + quoted(served_name) + self.text[self.model_at.end :]
 
 
 LOGPROBS: Final = frozenset({"top_logprobs", "logprobs", "n_probs"})
@@ -95,39 +105,64 @@ from 0.2 to 3.8 GiB beside a charge of 0.5.
 """
 
 
-def read_question(endpoint: Endpoint, text: bytes) -> Question:
-    """Check a whole request body. Raises Refusal(`invalid_request`), its `param` detail naming the field."""
+def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> Question:
+    """Check a whole request body; `patient` as `scan` has it.
+
+    Raises: Refusal(`invalid_request`), its `param` detail naming the field.
+    """
     try:
-        body = parse_object(text)
+        spots = scan(text, patient=patient)
     except NotStrict as error:
         raise Refusal("invalid_request", str(error)) from None
-    values = body.values
-    if not DENIED.isdisjoint(values):
-        field = min(DENIED & values.keys())
+    if not DENIED.isdisjoint(spots):
+        field = min(DENIED & spots.keys())
         raise _bad(field, f"`{field}` is not taken from clients; leave it out")
-    model = values.get("model")
+    model = _short(text, spots, "model", NAME_BYTES_MAX)
+    if model is LONG and text.startswith(b'"', spots["model"].start):
+        raise Refusal("not_found", "no model with such a long name is deployed here; see GET /v1/models")
     if not isinstance(model, str):
         raise _bad("model", "`model` must be a string that names a deployment")
-    stream = values.get("stream")
+    stream = _short(text, spots, "stream", 8)
     if stream is not None and not isinstance(stream, bool):
         raise _bad("stream", "`stream` must be true or false")
     if stream and endpoint.dialect is Dialect.NONE:
         raise _bad("stream", f"{endpoint.path} does not stream")
-    if endpoint.messages:
-        messages = values.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise _bad("messages", "`messages` must be an array with at least one message")
-    for field in LOGPROBS & values.keys():
-        wanted = values[field]
-        if isinstance(wanted, int) and wanted > LOGPROBS_MAX:
+    if endpoint.messages and not _has_items(text, spots.get("messages")):
+        raise _bad("messages", "`messages` must be an array with at least one message")
+    for field in LOGPROBS & spots.keys():
+        wanted = _short(text, spots, field, 512)
+        # A float counts too: engines take 5e3 for 5000. So does a number too long to be read.
+        if wanted is LONG or (isinstance(wanted, int | float) and wanted > LOGPROBS_MAX):
             raise _bad(field, f"`{field}` must be at most {LOGPROBS_MAX}")
-    return Question(body=body, model=model, stream=bool(stream), cache_salt=_salted(values))
+    return Question(
+        text=text, model=model, model_at=spots["model"], stream=bool(stream), cache_salt=_salted(text, spots)
+    )
 
 
-def _salted(values: dict[str, Any]) -> bool:
-    if "cache_salt" not in values:
+NAME_BYTES_MAX: Final = 4096
+LONG: Final = object()
+"""What `_short` says of a value that is longer than any the field may have."""
+
+
+def _short(text: bytes, spots: Mapping[str, Spot], name: str, most: int) -> object:
+    """The value of a field that has at most `most` bytes; None when it is absent, LONG when it is longer."""
+    spot = spots.get(name)
+    if spot is None:
+        return None
+    return decoded(text, spot) if spot.end - spot.start <= most else LONG
+
+
+def _has_items(text: bytes, spot: Spot | None) -> bool:
+    return spot is not None and _ITEMS.match(text, spot.start) is not None
+
+
+_ITEMS: Final = re.compile(rb"\[[ \t\n\r]*+[^\] \t\n\r]")
+
+
+def _salted(text: bytes, spots: Mapping[str, Spot]) -> bool:
+    if "cache_salt" not in spots:
         return False
-    salt = values["cache_salt"]
+    salt = _short(text, spots, "cache_salt", 6 * CACHE_SALT_BYTES_MAX + 2)  # each byte may be written \u00xx
     if not isinstance(salt, str) or not 1 <= len(salt.encode()) <= CACHE_SALT_BYTES_MAX:
         raise _bad("cache_salt", f"`cache_salt` must be a string of 1 to {CACHE_SALT_BYTES_MAX} bytes")
     return True

@@ -20,8 +20,9 @@ from typing import Any, Final
 import attrs
 
 from capyctl.router.answers import engine_words
-from capyctl.router.body import JsonObject, NotStrict, parse_object, quoted
+from capyctl.router.body import JsonObject, parse_object, quoted
 from capyctl.router.endpoints import MODEL_PATHS, Dialect, ends_stream, is_output
+from capyctl.router.scan import NotStrict
 
 PIECE_BYTES_MAX: Final = 4 * 2**20
 
@@ -155,7 +156,7 @@ class EventReader:
         if not (renamed or figures or typed or not self.output_begun or b'"error"' in data):
             return event
         try:
-            chunk = parse_object(data, lenient=True)
+            chunk = parse_object(data)
         except NotStrict:
             self.end = Broken("an event of the answer is not a JSON object")
             return b""
@@ -179,7 +180,7 @@ class EventReader:
 
     def _said(self, data: bytes) -> bytes:
         try:
-            message, _, _ = engine_words(parse_object(data, lenient=True).values)
+            message, _, _ = engine_words(parse_object(data).values)
         except NotStrict:
             message = ""
         self.end = EngineSaid(message or "the engine reported an error")
@@ -192,10 +193,10 @@ def renamed_to(chunk: JsonObject, route: str, inside: tuple[str, ...]) -> bytes:
     for name in inside:
         if isinstance(chunk.values.get(name), dict):
             spot = chunk.spot(name)
-            inner = parse_object(text[spot.start : spot.end], lenient=True)
+            inner = parse_object(text[spot.start : spot.end])
             if isinstance(inner.values.get("model"), str):
                 text = text[: spot.start] + inner.replaced("model", route) + text[spot.end :]
     if isinstance(chunk.values.get("model"), str):
         # A member's own place may have moved; the model's place is looked up in the text as it is now.
-        text = (chunk if text is chunk.text else parse_object(text, lenient=True)).replaced("model", route)
+        text = (chunk if text is chunk.text else parse_object(text)).replaced("model", route)
     return text

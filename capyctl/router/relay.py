@@ -26,12 +26,14 @@ from capyctl.errors import CapyError, Failure
 from capyctl.fsm.types import RequestId
 from capyctl.router import figures
 from capyctl.router.answers import JSON_TYPE, Fault, clean, engine_words
-from capyctl.router.body import NotStrict, parse_object, quoted
+from capyctl.router.bodies import Share
+from capyctl.router.body import parse_object, quoted
 from capyctl.router.desk import Arrival, Desk, Exchange, NotAccepted, Place, Ticket, Upstream, UpstreamBroken
 from capyctl.router.endpoints import Endpoint, Question
 from capyctl.router.events import PIECE_BYTES_MAX, Broken, Done, EngineSaid, EventReader
 from capyctl.router.keys import Caller
 from capyctl.router.reply import Receive, Reply
+from capyctl.router.scan import NotStrict
 
 LOG: Final = logging.getLogger("capyctl.router")
 
@@ -48,6 +50,7 @@ class Settings:
 
     body_bytes_max: int = 16 * 2**20
     body_seconds: float = 60.0
+    buffered_bytes_max: int = 64 * 2**20  # of bodies that arrive or wait, in all
     stream_idle_seconds: float = 120.0
     piece_bytes_max: int = PIECE_BYTES_MAX
     keep_alive_seconds: float = 10.0
@@ -65,6 +68,7 @@ class Relay:
     endpoint: Endpoint
     question: Question
     caller: Caller
+    share: Share
     reply: Reply
     receive: Receive
     _ticket: Ticket = attrs.field(init=False)
@@ -78,16 +82,15 @@ class Relay:
 
     async def run(self) -> str:
         """Answer the request. Returns its outcome for the log."""
-        question = self.question
         try:
             self._ticket = self.desk.arrive(
                 Arrival(
                     request=self.request,
-                    route=question.model,
+                    route=self.question.model,
                     api=self.endpoint.api,
-                    stream=question.stream,
-                    body_bytes=len(question.body.text),
-                    cache_salt=question.cache_salt,
+                    stream=self.question.stream,
+                    body_bytes=len(self.question.text),
+                    cache_salt=self.question.cache_salt,
                     allowed=self.caller.allowed,
                 )
             )
@@ -233,17 +236,18 @@ class Relay:
         while True:
             place = await self._ticket.place()
             self._place = place
+            self.share.release()
             left = place.deadline_ms / 1000 - time.time() + WORLD_LATE_SECONDS
             patience.deadline = trio.current_time() + left
-            question = self.question
-            body = question.body.text
-            if place.served_name != question.model:
-                body = question.body.replaced("model", place.served_name)
+            body = self.question.for_engine(place.served_name)
             clock = figures.Clock(sent_at=trio.current_time())
             try:
-                return await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket), clock
+                exchange = await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket)
+                self.question = attrs.evolve(self.question, text=b"")  # it is never sent again
+                return exchange, clock
             except NotAccepted as refusal:
                 self._place = None
+                self.share.hold(len(self.question.text))
                 if self._outcome is None:
                     self._ticket.not_accepted(str(refusal))
             # A world that offers the same closed door again must not make this loop spin.
@@ -342,9 +346,9 @@ class Relay:
         named = b'"model"' not in text or b'"model":' + name in text or b'"model": ' + name in text
         if named and not self.endpoint.figures:
             return text
-        answer = parse_object(text, lenient=True)
+        answer = parse_object(text)
         if isinstance(answer.values.get("model"), str) and answer.values["model"] != route:
-            answer = parse_object(answer.replaced("model", route), lenient=True)
+            answer = parse_object(answer.replaced("model", route))
         if not self.endpoint.figures or "capyctl" in answer.values:
             return answer.text
         found = figures.figures(answer.values, clock, streamed=False, decisions=self.endpoint.api == "decisions")
@@ -366,7 +370,7 @@ class Relay:
         is_json = False
         if kind == "application/json" and complete:
             try:
-                words, engine_type, param = engine_words(parse_object(text, lenient=True).values)
+                words, engine_type, param = engine_words(parse_object(text).values)
                 is_json = True
             except NotStrict:
                 pass  # then it is an error answer like any other

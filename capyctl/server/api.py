@@ -24,8 +24,9 @@ from capyctl import ulid
 from capyctl.control import events
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import OperationId, SwitchId
-from capyctl.router.body import NotStrict, parse_object
+from capyctl.router.body import strict_object
 from capyctl.router.keys import Keys
+from capyctl.router.scan import NotStrict
 from capyctl.server.log import Log
 from capyctl.session.codec import canonical
 
@@ -173,7 +174,7 @@ async def body_of(required: tuple[str, ...], optional: tuple[str, ...] = ()) -> 
     raw = await request.get_data(cache=False, as_text=False)
     assert isinstance(raw, bytes)  # as_text is False
     try:
-        values = parse_object(raw or b"{}").values
+        values = strict_object(raw or b"{}")
     except NotStrict as wrong:
         raise Refusal("invalid_request", f"the body: {wrong}") from None
     for name in values:

@@ -2,14 +2,16 @@
 
 import json
 import string
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from capyctl.router.body import NotStrict, parse_object, quoted
-from capyctl.router.endpoints import Dialect
+from capyctl.router.body import parse_object, quoted, strict_object
+from capyctl.router.endpoints import DENIED, ENDPOINTS, LOGPROBS, Dialect, read_question
 from capyctl.router.events import EventReader
+from capyctl.router.scan import NAMES_MAX, NotStrict, decoded, scan
 
 SETTINGS = settings(derandomize=True, max_examples=200, deadline=None)
 
@@ -74,13 +76,29 @@ def objects(draw: st.DrawFn) -> tuple[str, str, str, dict]:
 @given(objects(), texts)
 def test_only_the_value_of_model_changes(drawn: tuple[str, str, str, dict], served: str) -> None:
     before, spelled, after, meaning = drawn
-    parsed = parse_object((before + spelled + after).encode())
+    text = (before + spelled + after).encode()
+    parsed = parse_object(text)
     assert parsed.values == meaning
-    spot = parsed.spot("model")
-    assert parsed.text[spot.start : spot.end] == spelled.encode()
+    assert {name: decoded(text, spot) for name, spot in scan(text).items()} == meaning
+    for spot in (parsed.spot("model"), scan(text)["model"]):
+        assert text[spot.start : spot.end] == spelled.encode()
     replaced = parsed.replaced("model", served)
     assert replaced == before.encode() + quoted(served) + after.encode()
     assert json.loads(replaced) == {**meaning, "model": served}
+
+
+@SETTINGS
+@given(objects(), st.sampled_from(["served", 'a "quoted" 漢']))
+def test_a_question_goes_up_with_its_model_replaced_and_nothing_else(
+    drawn: tuple[str, str, str, dict], served: str
+) -> None:
+    before, spelled, after, meaning = drawn
+    if not DENIED.isdisjoint(meaning) or not LOGPROBS.isdisjoint(meaning) or {"stream", "cache_salt"} & meaning.keys():
+        return
+    question = read_question(ENDPOINTS["/v1/embeddings"], (before + spelled + after).encode())
+    assert question.model == meaning["model"]
+    assert question.for_engine(served) == before.encode() + quoted(served) + after.encode()
+    assert question.for_engine(question.model) == question.text
 
 
 @SETTINGS
@@ -102,16 +120,39 @@ def test_a_member_added_at_the_end_changes_nothing_before_it(drawn: tuple[str, s
 @example(b'{"a":01}')
 @example(b'{"a":"\x01"}')
 @example(b"")
+@example(b'{"a":[1,]}')
+@example(b'{"a":[,1]}')
+@example(b'{"a":[[1,2],{},{"b":"c"},[ ] ,"d"]}')
+@example(b'{"a":1 , "b" : 2}')
+@example(b'{"a":1,"b":2,}')
+@example(b'{"a":-}')
+@example(b'{"a":1.}')
+@example(b'{"a":[-0,1.5e+3,1E-2,0.0]}')
+@example(b'{"a":[00]}')
+@example(b'{"":0,"":1}')
+@example(b'{"a":0,"\\u0061":1}')
+@example(b'{"a":{"b":[{"c":1},2]},"d":"e"}')
+@example(b'{"a":[1}')
+@example(b'{"a":{"b":1]}')
+@example(b'{"a":"\\x"}')
+@example(b'{"a":"\\u12"}')
+@example(b'{"a":"')
+@example(b'{"a":tru}')
+@example(b'{"a":truefalse}')
 def test_what_is_accepted_is_what_a_strict_reader_accepts(text: bytes) -> None:
+    _agrees(text)
+
+
+def _agrees(text: bytes) -> None:
     try:
         expected = json.loads(text.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         expected = None
     if not isinstance(expected, dict):
         with pytest.raises(NotStrict):
-            parse_object(text)
+            strict_object(text)
     else:
-        assert parse_object(text).values == expected
+        assert strict_object(text) == expected
 
 
 def _refuse(word: str) -> None:
@@ -145,13 +186,53 @@ def _unique(pairs: list) -> dict:
 )
 def test_what_is_not_strict_is_refused_with_its_reason(text: bytes, says: str) -> None:
     with pytest.raises(NotStrict, match=says):
-        parse_object(text)
+        scan(text)
 
 
 def test_escaped_pairs_and_the_deepest_nesting_pass() -> None:
-    assert parse_object(b'{"x":"\\ud83d\\ude00"}').values == {"x": "😀"}
-    assert parse_object(b'{"x":"\\\\ud800"}').values == {"x": "\\ud800"}
-    parse_object(b'{"x":' + b"[" * 63 + b"]" * 63 + b"}")
+    assert strict_object(b'{"x":"\\ud83d\\ude00"}') == {"x": "😀"}
+    assert strict_object(b'{"x":"\\\\ud800"}') == {"x": "\\ud800"}
+    scan(b'{"x":' + b"[" * 63 + b"]" * 63 + b"}")
+
+
+@pytest.mark.parametrize("inner", [b"0", b"[]", b"{}", b'{"y":0}', b"[0,0]", b"0,[1],2", b'"s",{"t":null},0'])
+def test_depth_counts_the_same_in_short_and_long_ways(inner: bytes) -> None:
+    """Flat things are stepped over whole, which must not let one level more pass."""
+    holds = b"[" in inner or b"{" in inner
+    most = 62 if holds else 63
+    scan(b'{"x":' + b"[" * most + inner + b"]" * most + b"}")
+    with pytest.raises(NotStrict, match="deeper than 64"):
+        scan(b'{"x":' + b"[" * (most + 1) + inner + b"]" * (most + 1) + b"}")
+
+
+@SETTINGS
+@given(
+    st.lists(values, max_size=5), st.integers(0, 600), st.integers(0), st.sampled_from(["", ",", "]", "[", ":", '"'])
+)
+def test_long_arrays_are_read_as_short_ones_are(items: list, repeated: int, at: int, odd: str) -> None:
+    value = {"a": items, "b": items * (repeated // 10), "c": [1, "x", None] * repeated}
+    text = json.dumps(value, ensure_ascii=False)
+    assert strict_object(text.encode()) == value
+    at %= len(text)
+    _agrees((text[:at] + odd + text[at + 1 :]).encode())
+
+
+def test_a_bomb_of_names_or_of_small_things_is_refused() -> None:
+    names = b",".join(b'"%d":1' % number for number in range(NAMES_MAX + 1))
+    with pytest.raises(NotStrict, match="names"):
+        scan(b'{"x":{' + names + b"}}")
+    assert len(scan(b"{" + names[: names.rindex(b",")] + b"}")) == NAMES_MAX
+
+
+def test_what_is_kept_while_a_body_is_looked_over_does_not_grow_with_it() -> None:
+    text = b'{"model":"m","x":[' + b'[{"a":1,"b":[2]}],' * 20_000 + b"0]}"
+    tracemalloc.start()
+    try:
+        scan(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**10
 
 
 # --- event streams -----------------------------------------------------------------------------------

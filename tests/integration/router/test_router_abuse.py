@@ -8,7 +8,8 @@ import json
 import psutil
 import pytest
 import trio
-from router_fakes import DONE, TOKEN, answers_at_once, chat, house, request
+import trio.testing
+from router_fakes import DONE, TOKEN, Engine, answers_at_once, chat, chunk, house, request
 
 from capyctl.router import Bounds, Settings
 
@@ -107,6 +108,71 @@ async def test_the_answer_to_an_endless_body_arrives_and_memory_stays_flat() -> 
             await answered.wait()
             nursery.cancel_scope.cancel()
         assert psutil.Process().memory_info().rss - before < 32 * 2**20
+
+
+async def test_bodies_that_arrive_are_counted_and_a_full_total_is_refused_with_a_time() -> None:
+    whole = BODY.ljust(60_000)
+    head = HEAD + b"Content-Length: 60000\r\n\r\n"
+    async with house(answers_at_once, settings=Settings(buffered_bytes_max=100_000)) as here:
+        slow, gone, more = [await here.connect() for _ in range(3)]
+        await slow.send(head + whole[:50_000])
+        while here.app.bodies.held < 50_000:
+            await trio.lowlevel.checkpoint()
+        refused = await more.ask(whole)
+        assert (refused.status, refused.error, refused.json["retryable"]) == (429, "queue_full", True)
+        assert (refused.header("retry-after"), refused.header("connection")) == ("1", "close")
+        typed = await (await here.connect()).ask(whole, path="/v1/messages")
+        assert (typed.status, typed.json["type"], typed.header("retry-after")) == (429, "error", "1")
+        await gone.send(head + whole[:40_000])
+        while here.app.bodies.held < 90_000:
+            await trio.lowlevel.checkpoint()
+        await gone.aclose()
+        await slow.send(whole[50_000:])
+        assert (await slow.answer()).status == 200
+        await here.app.drained()
+        assert here.app.bodies.held == 0
+
+
+async def test_bodies_that_wait_are_counted_until_they_are_sent_and_then_let_go() -> None:
+    whole = BODY.ljust(60_000)
+    answering = trio.Event()
+
+    async def slowly(engine: Engine) -> None:
+        engine.head()
+        await answering.wait()
+        await engine.say(chunk("x"), chunk("", usage={}), DONE)
+
+    async with house(slowly, settings=Settings(buffered_bytes_max=100_000), open_gate=False) as here:
+        first, second = await here.connect(), await here.connect()
+        await first.send(request(json.dumps(chat(stream=True)).encode().ljust(60_000)))
+        await here.desk.ticket()
+        assert (await second.ask(whole)).error == "queue_full"
+        here.desk.gate.set()
+        while not here.upstream.opened or here.upstream.opened[0].exchange is None:
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        (relay,) = here.app._relays
+        assert (here.app.bodies.held, relay.question.text) == (0, b"")
+        answering.set()
+        assert (await first.answer()).status == 200
+
+
+async def test_a_body_larger_than_the_total_is_served_when_it_is_alone() -> None:
+    async with house(answers_at_once, settings=Settings(buffered_bytes_max=1000)) as here:
+        client = await here.connect()
+        assert (await client.ask(BODY.ljust(50_000))).status == 200
+
+
+async def test_others_are_answered_while_a_nasty_body_is_looked_over() -> None:
+    nasty = BODY.rstrip()[:-1] + b',"x":[' + b"[[[[0]]]]," * 50_000 + b"0]}"
+    async with house(answers_at_once) as here:
+        slow, quick = await here.connect(), await here.connect()
+        await slow.send(request(nasty))
+        while here.app.bodies.held < len(nasty):
+            await trio.lowlevel.checkpoint()
+        assert (await quick.ask(BODY)).status == 200
+        assert len(here.desk.tickets) == 1
+        assert (await slow.answer()).status == 200
 
 
 async def test_a_client_that_sends_a_large_body_without_a_key_reads_its_401() -> None:

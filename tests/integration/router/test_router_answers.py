@@ -250,6 +250,8 @@ async def test_the_official_client_sees_an_error_event_as_an_error() -> None:
         ({"model": "m", "messages": [{}], "return_hidden_states": True}, "return_hidden_states"),
         ({"model": "m", "messages": [{}], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"model": "m", "messages": [{}], "n_probs": 5000}, "n_probs"),
+        (b'{"model":"m","messages":[{}],"n_probs":5e3}', "n_probs"),
+        (b'{"model":"m","messages":[{}],"n_probs":5.' + b"0" * 999 + b"e3}", "n_probs"),
         ({"model": "m", "messages": [{}], "cache_salt": ""}, "cache_salt"),
         ({"model": "m", "messages": [{}], "cache_salt": "é" * 513}, "cache_salt"),
         ({"model": "m", "messages": [{}], "cache_salt": {}}, "cache_salt"),
