@@ -44,6 +44,7 @@ class LaunchFacts:
     parked: Mapping[str, int] = attrs.field(factory=dict)
     capacity: Mapping[str, int] = attrs.field(factory=dict)  # what each domain has in all
     available: Mapping[str, int] = attrs.field(factory=dict)  # what each domain had free when this was prepared
+    device_env: Mapping[str, str] = attrs.field(factory=dict)  # shows the engine its cards and no other; the last word
     deadline_s: float = 1800.0  # of the start, from now
 
 
@@ -93,6 +94,13 @@ class Adapter(Protocol):
     @property
     def aborts(self) -> bool:
         """Whether `abort` ends a request by the id that it was sent with."""
+
+    @property
+    def loopback_only(self) -> bool:
+        """Whether the host must see for itself that no process of a launch listens outside loopback.
+
+        True where nobody checked what the program was told; the listeners of other families are rendered.
+        """
 
     def preflight(self) -> None:
         """Blocking look at the installation before a launch.
@@ -159,6 +167,10 @@ class RestartOnly:
 
     @property
     def aborts(self) -> bool:
+        return False
+
+    @property
+    def loopback_only(self) -> bool:
         return False
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
