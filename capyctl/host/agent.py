@@ -19,11 +19,11 @@ import trio
 from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.proofs import NeverLaunched, Usable
-from capyctl.fsm.types import Bytes, HostId, Incarnation, ProcessIdentity, Role
+from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
 from capyctl.host.custody import Custody, in_thread, observe
-from capyctl.host.devices import Observer
+from capyctl.host.devices import Observer, Owners
 from capyctl.host.engine import LOAD_EVERY_S, Engine
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import Journal, LaunchRecord, digest_of
@@ -36,6 +36,7 @@ REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
 FREED_S = 0.1  # after a proven end: by then the server knows of it, and a sample is newer than what it knows
 PEAK_EVERY_S = 0.2
+PEAKS_PER_GROUP = 5  # between two looks at who joined the engine's group: each reads all of /proc
 IDLE_POLL_S = 0.5
 REASON_CHARS = 4_000
 ENDED_UNSEEN = "the engine ended while the host was not running"
@@ -105,6 +106,7 @@ class HostAgent:
             ingress=self.ingress,
             observer=self.observer,
             ports=self.ports,
+            owners=self._owners,
         )
 
     # --- lifetime --------------------------------------------------------------------------------------
@@ -300,13 +302,19 @@ class HostAgent:
     async def _make_ready(self, command: m.Launch, engine: Engine) -> m.Result:
         """Readiness, ended by the deadline or by the engine's exit, whichever is first."""
         outcome: Usable | CapyError | None = None
-        peak = Bytes(0)
+        peak: dict[Domain, Bytes] = {}
+
+        async def sample(processes: tuple[ProcessIdentity, ...]) -> None:
+            held = await self.observer.held(processes, anew=False)
+            for domain, amount in held.bytes.items():
+                peak[domain] = max(peak.get(domain, Bytes(0)), amount)
 
         async def sample_peak() -> None:
-            nonlocal peak
             while True:
-                peak = max(peak, await self.observer.resident(engine.processes))
-                await trio.sleep(PEAK_EVERY_S)
+                group = await in_thread(lambda: identity.with_roles(engine.api, engine.processes))
+                for _ in range(PEAKS_PER_GROUP):
+                    await sample(group)
+                    await trio.sleep(PEAK_EVERY_S)
 
         async def stop_at_exit(scope: trio.CancelScope) -> None:
             await engine.ended.wait()
@@ -330,7 +338,7 @@ class HostAgent:
             return await self._clean_up(command, engine, outcome)
         await self._custody.record_group(engine)
         self._watch(engine)
-        peak = max(peak, await self.observer.resident(engine.processes))
+        await sample(engine.processes)
         if engine.ended.is_set():  # from here on its end is news, and told by `_follow`
             return await self._clean_up(
                 command, engine, Failure("launch_failed", f"{engine.story()} as it became ready")
@@ -341,7 +349,7 @@ class HostAgent:
             command_id=command.command_id,
             processes=engine.processes,
             usable=outcome,
-            peak_bytes={self.observer.ram: peak},
+            peak_bytes=peak,
         )
 
     async def _clean_up(self, command: m.Launch, engine: Engine, error: CapyError) -> m.Result:
@@ -558,13 +566,17 @@ class HostAgent:
     async def _report_domains(self) -> None:
         while True:
             self._freed = trio.Event()
-            owners = {engine.incarnation.lane.owner: engine.processes for engine in self._custody.engines.values()}
-            domains = await self.observer.sample(owners)
+            domains = await self.observer.sample(self._owners())
             self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
             with trio.move_on_after(DOMAINS_EVERY_S) as pause:
                 await self._freed.wait()
             if not pause.cancelled_caught:
                 await trio.sleep(FREED_S)
+                with trio.move_on_after(DOMAINS_EVERY_S):
+                    await self.observer.look()
+
+    def _owners(self) -> Owners:
+        return {engine.incarnation.lane.owner: engine.processes for engine in self._custody.engines.values()}
 
     def _say(self, report: m.Report) -> None:
         """Send a sample, or drop and count it: the next one says more. Half of the channel is kept for news."""

@@ -1,12 +1,14 @@
-"""Memory domains of this machine: what it has, what it may hold, what it holds now.
+"""What this machine's memory holds now: samples of RAM and of every card, and whose processes hold it.
 
-Without a card that has memory of its own there is one domain, `unified`, the machine's RAM. With such
-cards there are `system` and one `gpuN` each. Topology is observed, never guessed from a name.
-Source: memory 1-3.
+A driver that hangs holds one thread and nothing else: its last sample ages, after 5 s its cards are
+unobserved, nothing is admitted there, and every charge stays. A card is known by its UUID, whatever index the
+driver gives it after another one fell off the bus.
+Source: memory 3.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,211 +17,204 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.errors import Refusal
-from capyctl.fsm.types import Bytes, Device, Domain, HostId, Millis, ProcessIdentity
+from capyctl.fsm.types import Bytes, Domain, Millis, ProcessIdentity
 from capyctl.host.cards import Card, CardReader, Nvml
 from capyctl.host.identity import PROC, Presence, presence
 from capyctl.host.memory import CGROUPS, Seen, read_memory, resident_bytes
-from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, Observation
-from capyctl.units import Auto, Limit, Percent, Size, format_size
+from capyctl.host.policy import SYSTEM, UNIFIED, places
+from capyctl.ledger.types import DomainKind, HostPolicy, Observation
 
-UNIFIED, SYSTEM = Domain("unified"), Domain("system")
-GIB = 1 << 30
-PARKED_MAX = 4
 NEVER_MS = Millis(0)
+DISCOVER_S = 30.0  # without its persistence daemon the driver wakes every card first, for seconds each
+CARD_READ_S = 3.0  # one look
 CARD_EVERY_S = 1.0
 CARD_STALE_MS = 5_000  # an older sample leaves its card unobserved
 SAMPLE_LIMITER = trio.CapacityLimiter(1)  # /proc and control groups
-CARD_LIMITER = trio.CapacityLimiter(1)  # NVML; a call that hangs holds it, and the cards become unobserved
 
 Owners = Mapping[str, tuple[ProcessIdentity, ...]]
 """Owner key of the ledger -> the recorded processes of its current incarnation."""
 
+_log = logging.getLogger("capyctl.host.devices")
 
-# --- limits: pure ------------------------------------------------------------------------------------
 
+@attrs.frozen(kw_only=True)
+class Held:
+    """What some processes hold, bytes per domain, by looks none of which began before `sampled_at_ms`.
 
-def system_policy(
-    kind: DomainKind,
-    capacity: int,
-    *,
-    managed_limit: Limit = Auto.AUTO,
-    free_reserve: Limit = Auto.AUTO,
-    parked_limit: Limit = Auto.AUTO,
-) -> DomainPolicy:
-    """Limits of the machine's RAM on a standalone role: 50 % managed, 20 % reserve, 25 % parked, 10 % host KV.
-
-    Percentages are of `capacity`, bytes. Automatic sub-limits are lowered to a smaller managed limit.
-    Raises: Refusal `invalid_config` naming both numbers when they do not fit together.
-    Source: memory 2.1, 2.2.
+    A domain on which nobody can say what they hold is left out: its card was not read, or lists none of them.
     """
-    managed = _bytes(managed_limit, capacity, 50)
-    reserve = _bytes(free_reserve, capacity, 20)
-    parked = _bytes(parked_limit, capacity, 25)
-    if managed <= 0:
-        raise Refusal("invalid_config", "memory.system.managed_limit must be more than 0")
-    if managed + reserve > capacity:
-        raise Refusal(
-            "invalid_config",
-            f"managed_limit {format_size(managed)} and free_reserve {format_size(reserve)} do not fit "
-            f"into the {format_size(capacity)} of this machine together",
-        )
-    if parked_limit is Auto.AUTO:
-        parked = min(parked, managed)
-    elif parked > managed:
-        raise Refusal(
-            "invalid_config", f"parked_limit {format_size(parked)} is above managed_limit {format_size(managed)}"
-        )
-    return DomainPolicy(
-        kind=kind,
-        capacity_bytes=Bytes(capacity),
-        managed_bytes=Bytes(managed),
-        reserve_bytes=Bytes(reserve),
-        parked_bytes=Bytes(parked),
-        host_kv_bytes=Bytes(min(capacity * 10 // 100, managed)),
-    )
 
-
-def card_policy(card: Card, max_parked: int = PARKED_MAX) -> DomainPolicy:
-    """Limits of one discrete card: derived, not settable on standalone."""
-    total = card.total_bytes or 0
-    reserve = max(GIB, total * 8 // 100)
-    return DomainPolicy(
-        kind=DomainKind.DEVICE,
-        capacity_bytes=Bytes(total),
-        managed_bytes=Bytes(max(0, total - reserve)),
-        reserve_bytes=Bytes(reserve),
-        parked_bytes=Bytes(min(2 * GIB * max_parked, total // 4, max(0, total - reserve))),
-        device=Device(f"gpu{card.index}"),
-    )
-
-
-def host_policy(
-    host: HostId,
-    name: str,
-    memory: Seen,
-    cards: tuple[Card, ...],
-    *,
-    managed_limit: Limit = Auto.AUTO,
-    free_reserve: Limit = Auto.AUTO,
-    parked_limit: Limit = Auto.AUTO,
-    max_parked: int = PARKED_MAX,
-) -> HostPolicy:
-    """What a standalone machine may hold, from what it has and what its document says.
-
-    Raises: Refusal `invalid_config`, or `unsupported_gpu_topology` for integrated beside discrete cards.
-    """
-    discrete = [card for card in cards if card.total_bytes is not None]
-    if discrete and len(discrete) != len(cards):
-        raise Refusal("unsupported_gpu_topology", "this machine mixes integrated and discrete cards")
-    kind = DomainKind.DISTINCT if discrete else DomainKind.UNIFIED
-    domains = {
-        SYSTEM if discrete else UNIFIED: system_policy(
-            kind,
-            memory.capacity_bytes,
-            managed_limit=managed_limit,
-            free_reserve=free_reserve,
-            parked_limit=parked_limit,
-        )
-    }
-    domains |= {Domain(f"gpu{card.index}"): card_policy(card, max_parked) for card in discrete}
-    return HostPolicy(host=host, name=name, domains=domains, max_parked=max_parked)
-
-
-def _bytes(limit: Limit, capacity: int, default_percent: int) -> int:
-    match limit:
-        case Size(bytes=size):
-            return size
-        case Percent() as share:
-            return share.of(capacity)
-        case _:
-            return Percent(default_percent).of(capacity)
-
-
-# --- observation ----------------------------------------------------------------------------------------
+    bytes: Mapping[Domain, Bytes]
+    sampled_at_ms: Millis
 
 
 @attrs.frozen
 class _CardSample:
     cards: tuple[Card, ...] = ()
-    seen_at_ms: Millis = NEVER_MS
+    asked_at_ms: Millis = NEVER_MS
+
+    @property
+    def stale(self) -> bool:
+        return now_ms() - self.asked_at_ms > CARD_STALE_MS
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Observer:
-    """Samples the machine. `run` keeps the cards fresh; `sample` may be called at any time."""
+    """Samples the machine. `discover` first, then `adopt` its limits; `run` keeps the cards fresh."""
 
     reader: CardReader = attrs.field(factory=Nvml)
     proc: Path = PROC
     cgroups: Path = CGROUPS
     _cards: _CardSample = attrs.field(factory=_CardSample)
-    _discrete: frozenset[int] = frozenset()
+    _places: Mapping[str, Domain] = attrs.field(factory=dict)  # a card's UUID, or `gpuN` without one -> its domain
+    _ram: Domain = UNIFIED
+    _silent: Mapping[Domain, str] = attrs.field(factory=dict)  # what cannot be read now, and why
+    _one_call: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
 
     async def discover(self) -> tuple[Seen, tuple[Card, ...]]:
         """The machine's memory and cards, for `host_policy`. Raises: Refusal `topology_unknown`."""
         memory = await trio.to_thread.run_sync(read_memory, self.proc, self.cgroups, limiter=SAMPLE_LIMITER)
-        cards = await trio.to_thread.run_sync(self.reader.read, limiter=CARD_LIMITER, abandon_on_cancel=True)
-        self._cards = _CardSample(cards, now_ms())
-        self._discrete = frozenset(card.index for card in cards if card.total_bytes is not None)
-        return memory, cards
+        asked_at = now_ms()
+        with trio.move_on_after(DISCOVER_S):
+            cards = await trio.to_thread.run_sync(self.reader.read, limiter=self._one_call, abandon_on_cancel=True)
+            self._cards = _CardSample(cards, asked_at)
+            self._places = {_identity(card): domain for domain, card in places(cards).items()}
+            self._ram = SYSTEM if self._places else UNIFIED
+            return memory, cards
+        raise Refusal(
+            "topology_unknown",
+            f"the NVIDIA driver did not answer within {DISCOVER_S:.0f} s; `nvidia-smi` shows whether it hangs",
+        )
+
+    def adopt(self, policy: HostPolicy) -> None:
+        """Take over which domain each card is, from the limits that this host publishes."""
+        self._places = {
+            limits.uuid or str(limits.device): domain
+            for domain, limits in policy.domains.items()
+            if limits.device is not None
+        }
+        self._ram = next(name for name, limits in policy.domains.items() if limits.kind is not DomainKind.DEVICE)
 
     async def run(self) -> None:
-        """Sample the cards each second, for ever; a machine without any has nothing to sample."""
-        while self._discrete:
-            with trio.move_on_after(CARD_STALE_MS / 1000):
-                try:
-                    cards = await trio.to_thread.run_sync(
-                        self.reader.read, limiter=CARD_LIMITER, abandon_on_cancel=True
-                    )
-                    self._cards = _CardSample(cards, now_ms())
-                except Refusal:
-                    pass  # the last sample ages, and after 5 s its cards are unobserved: that is the report
+        """Look at the cards each second, for ever; a machine without any has nothing to look at."""
+        while self._places:
+            await self.look()
             await trio.sleep(CARD_EVERY_S)
+
+    async def look(self) -> None:
+        """Read the cards now. At most 3 s: then the last sample ages, and after 5 s its cards are unobserved."""
+        if not self._places:
+            return
+        asked_at = now_ms()
+        why = f"the driver did not answer within {CARD_READ_S:.0f} s"
+        with trio.move_on_after(CARD_READ_S):
+            try:
+                cards = await trio.to_thread.run_sync(self.reader.read, limiter=self._one_call, abandon_on_cancel=True)
+            except Refusal as refused:
+                why = refused.message
+            else:
+                self._cards = _CardSample(cards, asked_at)
+                self._tell({domain: self._fault(identity) for identity, domain in self._places.items()})
+                return
+        self._tell(dict.fromkeys(self._places.values(), why))
+
+    def _fault(self, identity: str) -> str:
+        """Why the card that should be there has no figures in the present sample; empty when it has."""
+        card = next((card for card in self._cards.cards if _identity(card) == identity), None)
+        return "the driver does not list it any more" if card is None else card.fault
+
+    def _tell(self, found: Mapping[Domain, str]) -> None:
+        """Log what changed about cards that cannot be read."""
+        silent = {domain: why for domain, why in found.items() if why}
+        for domain, why in silent.items():
+            if self._silent.get(domain) != why:
+                _log.warning("card.unobserved", extra={"fields": {"domain": domain, "why": why}})
+        for domain in self._silent.keys() - silent.keys():
+            _log.info("card.observed", extra={"fields": {"domain": domain}})
+        self._silent = silent
+
+    # --- samples -------------------------------------------------------------------------------------------
 
     async def sample(self, owners: Owners) -> dict[Domain, Observation]:
         """Every domain now, with what each owner's processes hold. An unobserved card is left out."""
         return await trio.to_thread.run_sync(self._sample, dict(owners), limiter=SAMPLE_LIMITER)
 
-    async def resident(self, processes: tuple[ProcessIdentity, ...]) -> Bytes:
-        """Anonymous and shared bytes of these processes."""
-        return await trio.to_thread.run_sync(resident_bytes, processes, self.proc, limiter=SAMPLE_LIMITER)
+    async def sample_anew(self, owners: Owners) -> dict[Domain, Observation]:
+        """As `sample`, after a look at the cards of its own: for the check right before a launch."""
+        await self.look()
+        return await self.sample(owners)
 
-    async def available(self) -> dict[Domain, Bytes]:
-        """What is free in each observed domain, for the check right before a launch."""
-        return {name: seen.available_bytes for name, seen in (await self.sample({})).items()}
+    async def held(self, processes: tuple[ProcessIdentity, ...], *, anew: bool = True) -> Held:
+        """What these processes hold of each domain. `anew`: by a look at the cards that begins now, else by the last.
+
+        The evidence of a park (P-RESID) and the measurement of a start's peak.
+        """
+        began = now_ms()
+        if anew:
+            await self.look()
+        return await trio.to_thread.run_sync(self._held, processes, began if anew else None, limiter=SAMPLE_LIMITER)
 
     @property
     def ram(self) -> Domain:
         """The domain that the machine's RAM is."""
-        return SYSTEM if self._discrete else UNIFIED
+        return self._ram
 
     def _sample(self, owners: dict[str, tuple[ProcessIdentity, ...]]) -> dict[Domain, Observation]:
         seen_at = now_ms()
         memory = read_memory(self.proc, self.cgroups)
         held = {owner: resident_bytes(processes, self.proc) for owner, processes in owners.items()}
-        domains = {
-            self.ram: Observation(
-                capacity_bytes=memory.capacity_bytes,
-                available_bytes=memory.available_bytes,
-                seen_at_ms=seen_at,
-                residents=held,
-            )
-        }
-        if seen_at - self._cards.seen_at_ms <= CARD_STALE_MS:
-            for card in self._cards.cards:
-                if card.index in self._discrete and card.total_bytes is not None:
-                    domains[Domain(f"gpu{card.index}")] = Observation(
-                        capacity_bytes=card.total_bytes,
-                        available_bytes=card.free_bytes or Bytes(0),
-                        seen_at_ms=self._cards.seen_at_ms,
-                        residents=_on_card(card, owners),
-                    )
+        domains: dict[Domain, Observation] = {}
+        for domain, card in self._observed():
+            on_card = {owner: self._on_card(card, processes) or Bytes(0) for owner, processes in owners.items()}
+            if domain == self._ram:  # one pool: what a process holds of it is both
+                held = {owner: Bytes(held[owner] + on_card[owner]) for owner in owners}
+            elif card.total_bytes is not None:
+                domains[domain] = Observation(
+                    capacity_bytes=card.total_bytes,
+                    available_bytes=card.free_bytes or Bytes(0),
+                    seen_at_ms=self._cards.asked_at_ms,
+                    residents=on_card,
+                )
+        domains[self._ram] = Observation(
+            capacity_bytes=memory.capacity_bytes,
+            available_bytes=memory.available_bytes,
+            seen_at_ms=seen_at,
+            residents=held,
+        )
         return domains
 
+    def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis | None) -> Held:
+        sampled_at = now_ms()
+        held: dict[Domain, Bytes] = {}
+        if self._ram not in self._places.values():
+            held[self._ram] = resident_bytes(processes, self.proc)
+        if since_ms is None or self._cards.asked_at_ms >= since_ms:
+            for domain, card in self._observed():
+                amount = self._on_card(card, processes)
+                if amount is not None:
+                    beside = resident_bytes(processes, self.proc) if domain == self._ram else Bytes(0)
+                    held[domain] = Bytes(amount + beside)
+                    sampled_at = min(sampled_at, self._cards.asked_at_ms)
+        return Held(bytes=held, sampled_at_ms=sampled_at)
 
-def _on_card(card: Card, owners: Owners) -> dict[str, Bytes]:
-    """Bytes of each owner on a card; a pid counts only while it is the recorded process."""
-    held = dict(card.held)
-    return {
-        owner: Bytes(sum(held.get(p.pid, 0) for p in processes if presence(p) is Presence.ALIVE))
-        for owner, processes in owners.items()
-    }
+    def _observed(self) -> list[tuple[Domain, Card]]:
+        """The cards that are known and answered lately, each with its domain."""
+        if self._cards.stale:
+            return []
+        known = [(self._places.get(_identity(card)), card) for card in self._cards.cards if not card.fault]
+        return [(domain, card) for domain, card in known if domain is not None]
+
+    def _on_card(self, card: Card, processes: tuple[ProcessIdentity, ...]) -> Bytes | None:
+        """Bytes of a card that these processes hold; a pid counts only while it is the recorded process.
+
+        None when the driver lists none of them, or not what one of them holds: that is no figure, and not 0.
+        """
+        listed = dict(card.held or ())
+        alive = [p.pid for p in processes if p.pid in listed and presence(p, self.proc) is Presence.ALIVE]
+        amounts = [listed[pid] for pid in alive]
+        known = [amount for amount in amounts if amount is not None]
+        return Bytes(sum(known)) if amounts and len(known) == len(amounts) else None
+
+
+def _identity(card: Card) -> str:
+    return card.uuid or f"gpu{card.index}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
@@ -22,14 +22,15 @@ from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Bytes, Domain, Incarnation
 from capyctl.host import logs, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
-from capyctl.host.devices import Observer
+from capyctl.host.devices import Observer, Owners
 from capyctl.host.engine import Engine
 from capyctl.host.http import LoopbackClient
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import Journal, LaunchRecord
+from capyctl.host.policy import device_env
 from capyctl.host.ports import PortLeases
-from capyctl.ledger.types import DomainKind, HostPolicy
-from capyctl.session.messages import Launch
+from capyctl.ledger.types import DomainKind, HostPolicy, Observation
+from capyctl.session.messages import Launch, VerifyStart
 
 TRANSIENT = frozenset(
     {"port_conflict", "insufficient_memory", "insufficient_device_memory", "device_unobserved", "stale_observation"}
@@ -62,6 +63,7 @@ class Launcher:
     ingress: Ingress
     observer: Observer
     ports: PortLeases
+    owners: Callable[[], Owners] = dict  # whose memory is not foreign on a card
 
     async def prepare(self, command: Launch) -> Prepared:
         """Everything that can refuse a launch while nothing has happened. Leases the port.
@@ -71,12 +73,25 @@ class Launcher:
         if now_ms() >= command.deadline_ms:
             raise Refusal("activation_timeout", "the start's deadline had passed before it began")
         adapter = await self.verify(command)
-        check_room(self.policy, command.allocation, await self.observer.available())
+        check_room(self.policy, command.allocation, await self.observer.sample_anew(self.owners()))
         port = self.ports.lease(command.incarnation)
         facts = self.facts(command, port, secrets.token_urlsafe(32))
         return Prepared(adapter=adapter, facts=facts, rendered=adapter.render(facts))
 
-    def adapter(self, command: Launch) -> Adapter:
+    async def verify(self, command: Launch | VerifyStart) -> Adapter:
+        """What a launch needs of the installation and of the files; looked at again before anybody gives way for it.
+
+        Raises: Refusal `installation_drift`, `invalid_root`, `checkpoint_mismatch`, … as the launch would be refused.
+        """
+        adapter = self.adapter(command)
+        model_dir = self.model_dir(command.model)
+        await trio.to_thread.run_sync(adapter.preflight, limiter=FILES_LIMITER)
+        await trio.to_thread.run_sync(
+            self.checkpoints.verify, model_dir, command.digest, limiter=FILES_LIMITER, abandon_on_cancel=True
+        )
+        return adapter
+
+    def adapter(self, command: Launch | VerifyStart) -> Adapter:
         """The family's adapter of the command's profile. Raises: Refusal `not_found`, `installation_drift`."""
         adapter = self.registry.adapter(command.profile)
         asked = command.profile_fingerprint
@@ -107,6 +122,7 @@ class Launcher:
             log_path=logs.log_path(
                 self.state_dir, command.incarnation.lane.deployment, launch_id_of(command.incarnation)
             ),
+            device_env=device_env(self.policy, command.allocation),
         )
 
     async def spawn(self, command: Launch, prepared: Prepared) -> Engine:
@@ -178,9 +194,10 @@ def launch_id_of(incarnation: Incarnation) -> str:
     return f"{incarnation.lane.index}-{incarnation.generation}"
 
 
-def check_room(policy: HostPolicy, allocation: Mapping[Domain, Bytes], available: Mapping[Domain, Bytes]) -> None:
+def check_room(policy: HostPolicy, allocation: Mapping[Domain, Bytes], seen: Mapping[Domain, Observation]) -> None:
     """The ledger's answer against what the machine says right now (memory 10, end).
 
+    On a card what others use comes out of the reserve first, as in the ledger (memory 3.1).
     Raises: Refusal naming domain, need, free and reserve.
     """
     for name, need in allocation.items():
@@ -193,14 +210,18 @@ def check_room(policy: HostPolicy, allocation: Mapping[Domain, Bytes], available
             raise Refusal(
                 "insufficient_resources", f"needs {_gib(need)} on {name}; {_gib(limits.managed_bytes)} are managed"
             )
-        free = available.get(name)
-        if free is None:
+        sample = seen.get(name)
+        if sample is None:
             raise Refusal("device_unobserved", f"{name} was not observed within the last 5 s")
-        if need + limits.reserve_bytes > free:
-            device = limits.kind is DomainKind.DEVICE
+        device = limits.kind is DomainKind.DEVICE
+        free, reserve = sample.available_bytes, limits.reserve_bytes
+        if device:
+            foreign = sample.capacity_bytes - free - sum(sample.residents.values())
+            reserve = Bytes(max(0, reserve - max(0, foreign)))
+        if need + reserve > free:
             raise Refusal(
                 "insufficient_device_memory" if device else "insufficient_memory",
-                f"needs {_gib(need)} on {name}; {_gib(free)} free, {_gib(limits.reserve_bytes)} reserved",
+                f"needs {_gib(need)} on {name}; {_gib(free)} free, {_gib(reserve)} reserved",
             )
 
 

@@ -35,8 +35,14 @@ def set_policy(ledger: Ledger, policy: HostPolicy) -> Ledger | Shortfall:
 
 
 def _missing(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | None:
+    before = ledger.hosts[policy.host].domains.get(domain) if policy.host in ledger.hosts else None
     if domain in policy.domains:
-        return None
+        was, now = before.uuid if before is not None else None, policy.domains[domain].uuid
+        if was is None or now is None or was == now:
+            return None
+        reason = f"{domain} of {policy.name} is charged as the card {was}, and is {now} by the new limits"
+    else:
+        reason = f"{domain} of {policy.name} is charged and the new limits do not name it"
     return Shortfall(
         code="device_policy_mismatch",
         check="domains",
@@ -45,7 +51,7 @@ def _missing(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | 
         owner="",
         domain=domain,
         others=_owners(ledger, policy, domain),
-        reason=f"{domain} of {policy.name} is charged and the new limits do not name it",
+        reason=reason,
     )
 
 

@@ -31,6 +31,7 @@ class DomainPolicy:
     host_kv_bytes: Bytes = Bytes(0)
     device: Device | None = None
     exclusive: bool = False
+    uuid: str | None = None  # which card it is, where that is known; an index may be another one's tomorrow
 
 
 @attrs.frozen(kw_only=True)

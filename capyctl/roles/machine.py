@@ -22,12 +22,15 @@ from capyctl.documents.standalone import HostHalf
 from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.errors import Failure, Refusal
-from capyctl.fsm.types import HostId
+from capyctl.fsm.types import Domain, HostId
 from capyctl.host.agent import HostAgent
-from capyctl.host.devices import Observer, host_policy
+from capyctl.host.devices import Observer
 from capyctl.host.ingress import Ingress, UpstreamEnded
 from capyctl.host.journal import JOURNAL_FILE, Journal, open_journal
+from capyctl.host.policy import host_policy
 from capyctl.host.ports import PortLeases
+from capyctl.ledger.charges import Ledger
+from capyctl.ledger.types import DomainKind, DomainPolicy
 
 IDENTITY_FILE: Final = "host.json"
 DIGESTS_FILE: Final = "digests.json"
@@ -75,9 +78,13 @@ def host_identity(state_dir: Path, name: str) -> HostId:
 
 
 @asynccontextmanager
-async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded) -> AsyncIterator[Machine]:
+async def machine(
+    settings: StandaloneSettings, on_upstream_ended: UpstreamEnded, ledger: Ledger
+) -> AsyncIterator[Machine]:
     """The host half, ready to run: `agent.run` is not started yet.
 
+    Args:
+      ledger: what engines of before are charged; cards that they are charged on keep their names.
     Raises: Refusal when the machine, its document, its engines file or its journal cannot be used.
     """
     half = settings.document.host
@@ -96,7 +103,9 @@ async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded
         managed_limit=system.managed_limit,
         free_reserve=system.free_reserve,
         parked_limit=system.parked_limit,
+        charged=_charged_cards(ledger, host),
     )
+    observer.adopt(policy)
     registry = Registry(
         Path(settings.engines_file),
         stated=half.runtime_profiles,
@@ -134,6 +143,18 @@ async def machine(settings: StandaloneSettings, on_upstream_ended: UpstreamEnded
     finally:
         with trio.CancelScope(shield=True):
             await journal.close()
+
+
+def _charged_cards(ledger: Ledger, host: HostId) -> dict[Domain, DomainPolicy]:
+    """The cards of this host that something is charged on, with the limits that they had."""
+    before = ledger.policy(host)
+    if before is None:
+        return {}
+    return {
+        domain: limits
+        for domain, limits in before.domains.items()
+        if limits.kind is DomainKind.DEVICE and ledger.charged(host, domain)
+    }
 
 
 def _check_this_release(half: HostHalf, settings: StandaloneSettings) -> None:

@@ -165,7 +165,8 @@ async def _role(settings: StandaloneSettings, form: str) -> None:
             feed=driver.feed,
         )
         driver.gates = desk
-        async with machine(settings, partial(_upstream_ended, desk)) as here, trio.open_nursery() as outer:
+        ended = partial(_upstream_ended, desk)
+        async with machine(settings, ended, world.book.ledger) as here, trio.open_nursery() as outer:
             _check_limits(world, here)
             await outer.start(stopping.watch)
             await outer.start(store.run)

@@ -104,6 +104,7 @@ class LlamacppAdapter(RestartOnly):
                 private_dir=private,
                 log_path=facts.log_path,
                 key=facts.key,
+                device_env=facts.device_env,
                 telemetry=self.telemetry,
             )
         )

@@ -14,8 +14,9 @@ from capyctl.errors import InvariantBroken, Refusal
 from capyctl.fsm.types import Bytes, HostId
 from capyctl.host import identity, ports
 from capyctl.host.cards import Card, Nvml, whole
-from capyctl.host.devices import SYSTEM, UNIFIED, Observer, card_policy, host_policy, system_policy
+from capyctl.host.devices import Observer
 from capyctl.host.memory import Seen, read_memory, resident_bytes
+from capyctl.host.policy import SYSTEM, UNIFIED, card_policy, host_policy, system_policy
 from capyctl.host.ports import PortLeases
 from capyctl.ledger.types import DomainKind
 from capyctl.units import Auto, Percent, Size
@@ -234,7 +235,7 @@ def test_cards_of_their_own_memory_make_a_discrete_machine() -> None:
     assert limits.parked_bytes == 8 * GIB
     integrated = host_policy(HostId("h"), "x", seen, (card(0, None),))
     assert set(integrated.domains) == {UNIFIED}
-    with pytest.raises(Refusal, match="mixes integrated and discrete"):
+    with pytest.raises(Refusal, match=r"card 1 \(T\) without memory of its own beside card 0"):
         host_policy(HostId("h"), "x", seen, (card(0), card(1, None)))
 
 

@@ -29,9 +29,10 @@ from capyctl.engines.registered import Registered
 from capyctl.fsm.proofs import Gone
 from capyctl.fsm.types import Bytes, HostId, Millis, RequestId
 from capyctl.host.agent import HostAgent
-from capyctl.host.devices import Observer, host_policy
+from capyctl.host.devices import Observer
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import open_journal
+from capyctl.host.policy import host_policy
 from capyctl.host.ports import PortLeases
 from capyctl.session import messages as m
 
