@@ -70,7 +70,8 @@ def _profile(path: Path, name: str, block: Any) -> Registered | None:
     """One profile, or None when its engine is not one that this release runs."""
     if not isinstance(block, dict):
         raise Refusal("invalid_config", f"{path}: runtime_profiles.{name}: expected a block")
-    if block.get("engine") not in FAMILIES and isinstance(block.get("engine"), str):
+    word = block.get("engine")
+    if isinstance(word, str) and (word not in FAMILIES or word == "custom"):  # those have a file of their own
         return None
     fields = dict(block)
     digest = fields.pop(_DIGEST_FIELD, None)

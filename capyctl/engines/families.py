@@ -14,6 +14,8 @@ import attrs
 
 from capyctl.control.spec import Traits
 from capyctl.engines.adapter import Adapter
+from capyctl.engines.custom import options as custom_options
+from capyctl.engines.custom.adapter import CustomAdapter
 from capyctl.engines.environment import EVERY_ENGINE, FREE_NAMES, Reserved
 from capyctl.engines.installations import Found, Measurement
 from capyctl.engines.llamacpp import installation as llamacpp
@@ -69,7 +71,31 @@ LLAMACPP = Family(
     decisions=lambda version: True,
 )
 
-FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP}
+
+def _never_measured(executable: Path) -> Measurement:
+    raise Refusal("engine_unsupported", f"{executable}: a custom engine is registered with --custom and a manifest")
+
+
+def _check_any_name(name: str) -> None:
+    """A custom engine is given the name as one word, whatever it holds."""
+
+
+CUSTOM = Family(
+    name="custom",
+    title="a custom engine",
+    traits=Traits(family="custom", parks=False, idle_signal=True, abort_by_id=False),
+    options=custom_options.POLICY,
+    reserved_env=custom_options.RESERVED_ENV,
+    binaries=(),
+    distributions=(),
+    find=lambda path: None,  # nothing tells one from another program
+    measure=_never_measured,
+    check_served_name=_check_any_name,
+    adapter=lambda registered, models_root, telemetry: CustomAdapter(registered=registered, telemetry=telemetry),
+    decisions=lambda version: True,  # its manifest says, and is asked when a deployment is checked
+)
+
+FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP, CUSTOM.name: CUSTOM}
 KNOWN_WORDS = ("vllm", "sglang", "tensorfold", "llamacpp", "custom")
 """Words of the documents, including families that this release does not run."""
 
@@ -80,6 +106,16 @@ def family(name: str) -> Family:
     if found is None:
         raise Refusal("engine_unsupported", f"this release does not run {name}; it runs {', '.join(FAMILIES)}")
     return found
+
+
+def traits_of(registered: Registered) -> Traits:
+    """What one installation can prove: its family's traits, without what its profile gives away or lacks."""
+    traits = family(registered.engine).traits
+    if registered.manifest is not None and registered.manifest.idle is None:
+        return attrs.evolve(traits, idle_signal=False)
+    if traits.parks and not registered.profile.parks:
+        return attrs.evolve(traits, parks=False)
+    return traits
 
 
 def flag_rows(name: str) -> list[tuple[str, str, str, str]]:

@@ -50,6 +50,7 @@ class OptionPolicy:
     """A family's options. Names that no rule lists are EXTRA, except those of a gated shape.
 
     `prefixes`: the family's parser abbreviates, so any prefix of a reserved name is that name.
+    `unchecked`: nothing is known of the family's options, so every word passes that can be a word at all.
     """
 
     family: str
@@ -58,6 +59,7 @@ class OptionPolicy:
     ungated: frozenset[str] = frozenset()
     prefixes: bool = False
     equals: bool = False  # `--name=value` is understood by the family's parser
+    unchecked: bool = False
 
     @cached_property
     def by_name(self) -> Mapping[str, OptionRule]:
@@ -113,6 +115,10 @@ def check_extra_args(policy: OptionPolicy, args: Sequence[str], consent: Consent
         raise Refusal("invalid_config", f"{where}: the profile does not allow extra arguments (security.extra_args)")
     if len(args) > ARGUMENTS_MAX:
         raise Refusal("invalid_config", f"{where}: {len(args)} words; at most {ARGUMENTS_MAX}")
+    if policy.unchecked:
+        for word in args:
+            _check_word(where, word)
+        return
     seen = {policy.rule(word).names[0] for word in fixed if is_option(word)}
     fixed_names = frozenset(seen)
     rule: OptionRule | None = None
@@ -219,6 +225,8 @@ def check_fixed_args(policy: OptionPolicy, args: Sequence[str], where: str = "ar
         raise Refusal("invalid_config", f"{where}: {len(args)} words; at most {ARGUMENTS_MAX}")
     for index, word in enumerate(args):
         _check_word(where, word)
+        if policy.unchecked:
+            continue
         if not is_option(word):
             if index == 0:
                 raise Refusal("invalid_config", f"{where}: {word!r} follows no option")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from capyctl.documents.blocks import EngineProfile
+from capyctl.documents.custom_engine import Manifest
 from capyctl.engines.options import Consent
 
 ENGINES_FILE = "engines.yaml"
@@ -18,6 +19,7 @@ class Registered:
     profile: EngineProfile
     digest: str | None = None  # sha256: of the installation's files; None when they could not be measured
     source: str = ENGINES_FILE
+    manifest: Manifest | None = None  # of a custom engine, which has one
 
     @property
     def engine(self) -> str:

@@ -1,0 +1,1 @@
+"""Custom engines: any program with a manifest, confirmed once and pinned."""
