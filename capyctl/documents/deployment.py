@@ -201,10 +201,10 @@ class Deployment:
             raise Wrong(("residency",), f"{family} cannot park; use restart_only", "capability_missing:deep_park")
         if self.api == "decisions":
             _check_decisions(self, family)
-        if family == "llamacpp" and self.model.draft is not None:
-            raise Wrong(("model", "draft"), "is not read by llamacpp")
-        if family == "tensorfold" and self.resources is None:
-            raise Wrong(("resources",), "is required on tensorfold: its memory cannot be derived")
+        if family in ("llamacpp", "custom") and self.model.draft is not None:
+            raise Wrong(("model", "draft"), f"is not read by {family}")
+        if family in ("tensorfold", "custom") and self.resources is None:
+            raise Wrong(("resources",), f"is required on {family}: its memory cannot be derived")
 
     def completed(self) -> Deployment:
         """With every field filled in that the document alone decides. Completing twice changes nothing."""

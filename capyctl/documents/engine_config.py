@@ -124,9 +124,10 @@ class EngineConfig:
         if family == "tensorfold":
             if self.context_length is None:
                 raise Wrong(("context_length",), "is required on tensorfold")
+        if family in ("tensorfold", "custom"):
             for name in ("request", "kv_cache", "startup"):
                 if getattr(self.memory, name) is not None:
-                    raise Wrong(("memory", name), "is not read by tensorfold; state `resources` instead")
+                    raise Wrong(("memory", name), f"is not read by {family}; state `resources` instead")
         if family == "llamacpp" and self.kv_cache_dtype not in (None, *LLAMACPP_KV_TYPES):
             allowed = ", ".join(LLAMACPP_KV_TYPES)
             raise Wrong(
@@ -137,10 +138,20 @@ class EngineConfig:
 _REFUSED: Final = {
     "tensorfold": ("dtype", "quantization", "cuda_graphs"),
     "llamacpp": ("dtype", "quantization", "cuda_graphs"),
+    # Nobody tells its program: what it should know goes into the manifest, or into extra_args.
+    "custom": (
+        "dtype",
+        "quantization",
+        "cuda_graphs",
+        "kv_cache_dtype",
+        "context_length",
+        "max_concurrent_requests",
+    ),
 }
 _REFUSED_WHEN_TRUE: Final = {
     "tensorfold": ("language_model_only", "trust_remote_code"),
     "llamacpp": ("language_model_only", "trust_remote_code"),
+    "custom": ("language_model_only", "trust_remote_code"),
 }
 
 

@@ -35,6 +35,12 @@ def check_deployment(document: Deployment, registered: Registered) -> None:
         )
     if document.api == "decisions" and not known.decisions(registered.version):
         raise Refusal("capability_missing:decisions", f"{known.title} {registered.version} answers no decisions")
+    if registered.manifest is not None and document.api != registered.manifest.api:
+        raise Refusal(
+            "invalid_config",
+            f"{document.name}: api: is {document.api}; the custom engine {registered.name} serves "
+            f"{registered.manifest.api}",
+        )
     known.check_served_name(document.routes[0] if document.routes else document.name)
     check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
     check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)

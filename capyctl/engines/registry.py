@@ -15,9 +15,11 @@ from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Secur
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines.adapter import Adapter
 from capyctl.engines.check import check_deployment
+from capyctl.engines.custom.engines_file import CustomFile, read_custom
 from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
-from capyctl.engines.families import FAMILIES, Family, family
+from capyctl.engines.families import FAMILIES, Family, family, traits_of
 from capyctl.engines.registered import Registered
+from capyctl.engines.revisioned import CUSTOM, beside
 from capyctl.errors import Refusal
 
 LOCAL_ENGINE = "local_engine"
@@ -50,10 +52,11 @@ class Registry:
         self._own = _own(stated or {}, stated_in, local)
         self._merged: Mapping[str, Registered] = self._own
         self.revision = 0
+        self.custom_revision = 0
         self.warnings: tuple[str, ...] = ()
 
     def reload(self) -> None:
-        """Read the engines file again. Blocking. A file that cannot be used leaves the profiles as they are.
+        """Read both engines files again. Blocking. One that cannot be used leaves the profiles as they are.
 
         Raises: Refusal `profile_exists` for a name that is stated twice, `publish_rejected` for a file older
           than the one in use; `invalid_config`, `unsafe_file` as reading says.
@@ -61,12 +64,16 @@ class Registry:
         if self.engines_file is None:
             return
         read = read_engines(self.engines_file)
-        if read.revision < self.revision:
-            raise Refusal(
-                "publish_rejected",
-                f"{read.path} is at revision {read.revision}, older than the revision {self.revision} in use",
-            )
-        self._take(read)
+        custom = read_custom(beside(self.engines_file, CUSTOM))
+        for path, revision, known in (
+            (read.path, read.revision, self.revision),
+            (custom.path, custom.revision, self.custom_revision),
+        ):
+            if revision < known:
+                raise Refusal(
+                    "publish_rejected", f"{path} is at revision {revision}, older than the revision {known} in use"
+                )
+        self._take(read, custom)
 
     def measure_own(self) -> None:
         """Run and digest the role's own engine, whose version its document need not state. Blocking.
@@ -83,14 +90,17 @@ class Registry:
             self._own[name] = attrs.evolve(registered, profile=profile, digest=measured.digest)
         self._merged = {**self._merged, **self._own}
 
-    def _take(self, read: EnginesFile) -> None:
-        twice = sorted(set(read.profiles) & set(self._own))
-        if twice:
-            raise Refusal(
-                "profile_exists", f"the profile {twice[0]} is stated in {read.path} and in {self._own[twice[0]].source}"
-            )
-        self._merged = {**self._own, **read.profiles}
-        self.revision, self.warnings = read.revision, read.warnings
+    def _take(self, read: EnginesFile, custom: CustomFile) -> None:
+        merged = dict(self._own)
+        for path, profiles in ((read.path, read.profiles), (custom.path, custom.profiles)):
+            for name, registered in profiles.items():
+                if name in merged:
+                    raise Refusal(
+                        "profile_exists", f"the profile {name} is stated in {path} and in {merged[name].source}"
+                    )
+                merged[name] = registered
+        self._merged = merged
+        self.revision, self.custom_revision, self.warnings = read.revision, custom.revision, read.warnings
 
     def profiles(self) -> Sequence[Registered]:
         """Every usable profile, the role's own first."""
@@ -116,8 +126,9 @@ class Registry:
         return self.family_of(profile).adapter(registered, self.models_root, self.telemetry)
 
     def family_of(self, profile: str) -> Family:
-        """The family of a profile. Raises: Refusal as `registered`."""
-        return family(self.registered(profile).engine)
+        """The family of a profile, with the traits of its installation. Raises: Refusal as `registered`."""
+        registered = self.registered(profile)
+        return attrs.evolve(family(registered.engine), traits=traits_of(registered))
 
     def check(self, document: Deployment | Mapping[str, Any]) -> Registered:
         """The profile that a deployment runs on, once the document passed every rule of it and of its family.
