@@ -121,9 +121,8 @@ class EngineConfig:
         for name in _REFUSED_WHEN_TRUE.get(family, ()):
             if getattr(self, name):
                 raise Wrong((name,), f"is not possible on {family}; leave it out")
-        if family == "tensorfold":
-            if self.context_length is None:
-                raise Wrong(("context_length",), "is required on tensorfold")
+        if family == "tensorfold" and self.context_length is None:
+            raise Wrong(("context_length",), "is required on tensorfold")
         if family in ("tensorfold", "custom"):
             for name in ("request", "kv_cache", "startup"):
                 if getattr(self.memory, name) is not None:

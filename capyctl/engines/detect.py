@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.engines.families import FAMILIES, Family
+from capyctl.engines.verified import is_custom
 from capyctl.errors import Refusal
 
 PLACES_MAX = 512
@@ -133,7 +134,7 @@ def _look(place: Path, family: Family) -> Detected | None:
     return Detected(
         engine=family.name,
         version=found.version,
-        custom=True,
+        custom=is_custom(family.name, found.version),
         environment=str(found.place),
         source="path" if binary else environment,
         path=str(found.executable) if binary else str(found.place),

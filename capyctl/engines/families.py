@@ -43,6 +43,10 @@ class Family:
     check_served_name: Callable[[str], None]
     adapter: Callable[[Registered, Path | None, bool], Adapter]
     decisions: Callable[[str], bool] = lambda version: False
+    remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
+    toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
+    toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
+    """(program, CUDA toolkit) -> nothing. Raises: Refusal `toolchain_missing` naming what a launch would lack."""
 
 
 def _measure_llamacpp(executable: Path) -> Measurement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -18,8 +19,14 @@ class Found:
 
 @attrs.frozen(kw_only=True)
 class Measurement:
-    """An installation as registration found it, by running it once. `fingerprint` is the checked version text."""
+    """An installation as registration found it, by running it once. `fingerprint` is the checked version text.
+
+    `deep_park` is what the capability probe said: `unknown` when it could not run, which refuses nothing;
+    `lacks` is what is missing then.
+    """
 
     version: str
     fingerprint: str
     digest: str | None
+    deep_park: Literal["not_supported", "present", "missing", "unknown"] = "not_supported"
+    lacks: str = ""

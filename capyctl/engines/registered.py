@@ -7,6 +7,7 @@ import attrs
 from capyctl.documents.blocks import EngineProfile
 from capyctl.documents.custom_engine import Manifest
 from capyctl.engines.options import Consent
+from capyctl.engines.verified import is_custom
 
 ENGINES_FILE = "engines.yaml"
 
@@ -35,7 +36,7 @@ class Registered:
     @property
     def custom(self) -> bool:
         """Whether this version is outside the verified set; no llama.cpp build is in it."""
-        return True
+        return is_custom(self.engine, self.version)
 
     @property
     def deep_park(self) -> str:
