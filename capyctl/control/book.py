@@ -59,6 +59,17 @@ class Settings:
     parked_idle_ms: Millis | None = None
 
 
+@attrs.frozen(kw_only=True)
+class Verified:
+    """A question whether starts of a deployment could begin on a host, and whether it was answered with yes."""
+
+    revision: int
+    digest: str
+    asked_at_ms: Millis
+    passed: bool = False
+    again_at_ms: Millis | None = None  # the host could not say; asked again then
+
+
 @attrs.define
 class Book:
     """Everything the world knows. See `put_*` for changes and `orders`, `changed`, `moves` for what a step did."""
@@ -94,6 +105,7 @@ class Book:
     used_at: dict[Lane, Millis] = attrs.field(factory=dict)
     loads: dict[Lane, LoadReported] = attrs.field(factory=dict)
     bodies: dict[RequestId, int] = attrs.field(factory=dict)  # bytes of bodies that wait
+    verified: dict[tuple[DeploymentId, HostId], Verified] = attrs.field(factory=dict)  # starts that others give way for
     asked: set[DeploymentId] = attrs.field(factory=set)  # wanted by a request that nothing could be queued for
     running_on: dict[Lane, int] = attrs.field(factory=dict)  # places held on a lane
     draining: set[Lane] = attrs.field(factory=set)  # lanes whose drain is watched

@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, measuring, notices, operations, requests
+from capyctl.control import lanes, measuring, notices, operations, requests, verifying
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -479,6 +479,7 @@ def _drop(book: Book, row: DeploymentRow) -> None:
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
     book.traffic.forget(identity)
     book.measuring.discard(identity)
+    verifying.forget(book, identity)
     for memo in (book.evicts_again_at, book.measured_at, book.lanes, book.open_operations, book.latest_operation):
         memo.pop(identity, None)
     del book.deployments[identity]

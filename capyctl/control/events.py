@@ -129,6 +129,22 @@ class RevisionUnusable(Event):
     reason: str
 
 
+@attrs.frozen(kw_only=True)
+class StartVerified(Event):
+    """Answer to VerifyStart: a start could begin there (`code` None), or what it would be refused with.
+
+    `looked` False: the host could not be asked, or did not answer; that says nothing about the start.
+    """
+
+    deployment: DeploymentId
+    revision: int
+    digest: str
+    host: HostId
+    code: str | None = None
+    reason: str = ""
+    looked: bool = True
+
+
 # --- hosts -------------------------------------------------------------------------------------
 
 
@@ -398,7 +414,7 @@ class ControllerStarted(Event):
 
 EVENTS: tuple[type[Event], ...] = (
     DeployAsked, StartAsked, StopAsked, ParkAsked, DeleteAsked, DrainAsked,
-    RevisionResolved, RevisionUnusable,
+    RevisionResolved, RevisionUnusable, StartVerified,
     HostOnline, HostOffline, Observed,
     Spawned, LaunchReady, LaunchFailed, OrderLost, IdleGateEnded, Terminated, TerminateUnproven, Probed,
     ParkConfirmed, ParkRefused, WakeConfirmed, WakeFailed,

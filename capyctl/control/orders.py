@@ -119,6 +119,19 @@ class Measure(Order):
     revision: int
 
 
+@attrs.frozen(kw_only=True)
+class VerifyStart(Order):
+    """Look whether a start or wake could begin on `host`: its installation, and the files that were measured.
+
+    Nothing is begun. Outcome: StartVerified.
+    """
+
+    deployment: DeploymentId
+    revision: int
+    digest: str
+    host: HostId
+
+
 # --- to the router: performed at once, nothing waits for the disk ---------------------------------
 
 

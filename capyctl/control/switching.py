@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from capyctl import ulid
-from capyctl.control import lanes, operations, requests
+from capyctl.control import events as e
+from capyctl.control import lanes, operations, requests, verifying
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, residency, switch
@@ -114,6 +115,8 @@ def _begin_for(
 ) -> None:
     if not tries or any(ask.host in book.active_switches for ask in tries):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
+    if any(verifying.holds_back(book, lane.deployment, ask.host) for ask in tries):
+        return  # whoever has waited longer is about to be told that it may have the room
     plan = victims.plan_eviction(book.ledger, tries, candidates, since_ms=since_ms, seen=book.seen, now_ms=book.now_ms)
     if isinstance(plan, Nowhere):
         _say(book, lane, plan)
@@ -121,6 +124,8 @@ def _begin_for(
         return
     if not plan.victims:
         return  # it fits without anybody giving way: the scheduler's next pass takes it
+    if not verifying.could_begin(book, lane, plan.host, since_ms):
+        return  # nobody gives way for a start that is not known to work
     row = book.instances[lane]
     assert row.wish is not None  # only wanting lanes come here
     identity = SwitchId(ulid.new(book.now_ms, int(book.draw_token()).to_bytes(10)))
@@ -164,9 +169,18 @@ def say_short(book: Book, lane: Lane, code: str, reason: str, *, final: bool = F
     if book.instances[lane].phase is ActivationPhase.PLANNED:
         fact = facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=final)
     else:
-        fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=code, reason=reason)
+        fact = facts.WakeNotAdmitted(now_ms=book.now_ms, code=code, reason=reason, final=final)
     lanes.tell(book, lane, fact)
     operations.waits(book, lane, code, reason)
+
+
+def verified(book: Book, event: e.StartVerified) -> None:
+    """A start or wake for which others would have had to give way could begin, or is refused with nobody evicted."""
+    if not verifying.heard(book, event) or event.code is None:
+        return
+    for lane, row in list(book.of(event.deployment)):
+        if row.wish is not None and row.phase in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+            say_short(book, lane, event.code, event.reason, final=True)
 
 
 def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:

@@ -157,6 +157,8 @@ def _route(book: Book, event: e.Event) -> None:
             _resolved(book, event)
         case e.RevisionUnusable():
             _unusable(book, event)
+        case e.StartVerified():
+            switching.verified(book, event)
         case e.ControllerStarted():
             _started(book, event)
         case _ if isinstance(event, COMMANDS):
@@ -178,7 +180,7 @@ def _tick(book: Book) -> None:
             case "lane", Lane():
                 lanes.ticked(book, key)
             case _:
-                pass  # "waiters" and "idle" only ask for a pass
+                pass  # "waiters", "verify" and "idle" only ask for a pass
     book.dirty = True
     if book.settings.ready_idle_ms is not None or book.settings.parked_idle_ms is not None:
         schedule.idle_timers(book)

@@ -153,10 +153,11 @@ class WakeAdmitted(Fact):
 
 @attrs.frozen(kw_only=True)
 class WakeNotAdmitted(Fact):
-    """The wake's peak does not fit on its host now."""
+    """The wake's peak does not fit on its host now; or, when `final`, waiting cannot change the verdict."""
 
     code: str
     reason: str
+    final: bool = False
 
 
 @attrs.frozen(kw_only=True)

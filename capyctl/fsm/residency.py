@@ -390,6 +390,16 @@ def drain_over_and_insists(state: State, event: f.Ticked) -> bool:
     return drain_is_over(state, event) and not _stop_yields(state)
 
 
+def is_final(state: State, event: f.WakeNotAdmitted) -> bool:
+    """waiting cannot change the verdict"""
+    return event.final
+
+
+def may_change(state: State, event: f.WakeNotAdmitted) -> bool:
+    """memory may come free"""
+    return not event.final
+
+
 def wait_is_over(state: State, event: f.Ticked) -> bool:
     """whoever waited longest for the wake waits no more"""
     return state.run.wait_ends_at_ms is not None and event.now_ms >= state.run.wait_ends_at_ms
@@ -534,6 +544,12 @@ def join(state: State, event: f.Activated) -> State:
 def note_shortage(state: State, event: f.WakeNotAdmitted) -> State:
     """what it waits for, in figures"""
     return attrs.evolve(state, waits_for=Problem(code=event.code, reason=event.reason))
+
+
+def sleep_on_refused(state: State, event: f.WakeNotAdmitted) -> State:
+    """the verdict is the last error"""
+    problem = Problem(code=event.code, reason=event.reason)
+    return State(phase=state.phase, run=attrs.evolve(state.run, wait_ends_at_ms=None, last_error=problem))
 
 
 def sleep_on(state: State, event: f.Ticked) -> State:
@@ -759,6 +775,11 @@ def stop_undrained(state: State, event: f.Fact) -> StopWithdrawn:
     """the stop is called off: requests did not end in time"""
     assert state.stop is not None  # an invariant of DRAINING_TO_STOP
     return StopWithdrawn(stop=state.stop, code="operation_failed", reason="running requests did not end in time")
+
+
+def wake_refused(state: State, event: f.WakeNotAdmitted) -> StartEnded:
+    """the wake ended: the verdict"""
+    return StartEnded(code=event.code, reason=event.reason)
 
 
 def wake_expired(state: State, event: f.Ticked) -> StartEnded:
@@ -1027,8 +1048,10 @@ RESIDENCY: Machine[State] = Machine(
             emits=(raise_wake, send_restore), why="W10, 4: the peak is charged in this step; the generation is kept."),
         refuse(at(P.WAKE_PLANNED), f.WakeAdmitted, "lifecycle_conflict", given=is_old, why="A token fences one step."),
         ignore(ANY - at(P.WAKE_PLANNED), f.WakeAdmitted, why="It wants no room to wake; nothing was charged."),
-        Row(when=at(P.WAKE_PLANNED), on=f.WakeNotAdmitted, change=note_shortage,
+        Row(when=at(P.WAKE_PLANNED), on=f.WakeNotAdmitted, given=may_change, change=note_shortage,
             why="It waits for a switch on its own host; status shows the figures."),
+        Row(when=at(P.WAKE_PLANNED), on=f.WakeNotAdmitted, given=is_final, to=P.PARKED, change=sleep_on_refused,
+            emits=(wake_refused,), why="15: its files changed since they were measured; nobody gives way for it."),
         ignore(ANY - at(P.WAKE_PLANNED), f.WakeNotAdmitted, why="It wants no room to wake."),
         ignore(ANY, f.Placed, why="It has its place."),
         ignore(ANY, f.NotPlaced, why="It has its place."),

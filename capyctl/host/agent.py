@@ -190,6 +190,9 @@ class HostAgent:
                     return m.Done(command_id=command.command_id)
                 case m.DigestCheckpoint():
                     return await self._digest(command)
+                case m.VerifyStart():
+                    await self._launcher.verify(command)
+                    return m.Done(command_id=command.command_id)
                 case m.Launch() | m.Terminate():
                     return await self._once(command)
                 case _:

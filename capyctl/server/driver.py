@@ -105,6 +105,8 @@ class Hosts(Protocol):
 
     async def measure(self, order: orders.Measure) -> events.Event: ...
 
+    async def verify(self, order: orders.VerifyStart) -> events.Event: ...
+
 
 @attrs.frozen(kw_only=True)
 class Fault:
@@ -243,6 +245,8 @@ class Driver:
                 self._nursery.start_soon(self._confirm, order, commit)
             case orders.Measure():
                 self._nursery.start_soon(self._measure, order, commit)
+            case orders.VerifyStart():
+                self._nursery.start_soon(self._verify, order, commit)
             case orders.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -335,6 +339,23 @@ class Driver:
                     now_ms=self.clock(),
                 )
         self.feed(measured)
+
+    async def _verify(self, order: orders.VerifyStart, commit: CommitLike) -> None:
+        await commit.durable()
+        try:
+            verified = await self.hosts.verify(order)
+        except Exception as wrong:
+            log.failed("verify.broken", wrong, deployment=order.deployment, revision=order.revision)
+            verified = events.StartVerified(
+                deployment=order.deployment,
+                revision=order.revision,
+                digest=order.digest,
+                host=order.host,
+                looked=False,
+                reason="looking at it failed inside CapyCTL; see the log",
+                now_ms=self.clock(),
+            )
+        self.feed(verified)
 
     async def _work(self, lane: Lane) -> None:
         """Perform what was ordered on one lane, one at a time."""

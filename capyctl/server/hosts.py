@@ -274,6 +274,39 @@ class HostLinks:
             checkpoint.facts, document, row.policy, request_deadline_ms=self.book.settings.request_deadline_ms
         )
 
+    async def verify(self, order: orders.VerifyStart) -> events.Event:
+        """Ask a host whether a start could begin there."""
+        code: str | None = None
+        reason, looked = "", True
+        try:
+            spec = self._spec(order.deployment, order.revision)
+            command = m.VerifyStart(
+                command_id=f"verify:{order.deployment}#{order.revision}@{self.clock()}",
+                profile=spec.profile,
+                profile_fingerprint=None,
+                model=local_model(deployment_of(spec)),
+                digest=order.digest,
+            )
+            match await self._call(order.host, command):
+                case m.Done():
+                    pass
+                case m.Refused() as refused:
+                    code, reason = refused.code, refused.message
+                case other:
+                    looked, reason = False, f"the host answered VerifyStart with {type(other).__name__}"
+        except CapyError as wrong:
+            looked, reason = False, wrong.message
+        return events.StartVerified(
+            deployment=order.deployment,
+            revision=order.revision,
+            digest=order.digest,
+            host=order.host,
+            code=code,
+            reason=reason,
+            looked=looked,
+            now_ms=self.clock(),
+        )
+
     # --- reports ---------------------------------------------------------------------------------
 
     def heard(self, report: m.Report) -> events.Event | None:

@@ -21,6 +21,7 @@ EVENTS: Final[Mapping[type[events.Event], str]] = {
     events.DrainAsked: "drain_asked",
     events.RevisionResolved: "revision_resolved",
     events.RevisionUnusable: "revision_unusable",
+    events.StartVerified: "start_verified",
     events.HostOnline: "host_online",
     events.HostOffline: "host_offline",
     events.Observed: "observed",

@@ -194,6 +194,7 @@ def verdicts(run: Run, now: Millis) -> Iterator[f.Fact]:
     yield f.HoldLifted(now_ms=now)
     yield f.ParkNotAdmitted(now_ms=now, code="parked_capacity", reason="no room")
     yield f.WakeNotAdmitted(now_ms=now, code="insufficient_memory", reason="no room")
+    yield f.WakeNotAdmitted(now_ms=now, code="checkpoint_mismatch", reason="changed", final=True)
 
 
 def gone_proofs(run: Run) -> tuple[GoneProof, ...]:
@@ -320,6 +321,7 @@ def few(instance: Instance, traits: dict[str, Any]) -> Iterator[f.Fact]:
     yield f.HoldLifted(now_ms=now)
     yield f.ParkNotAdmitted(now_ms=now, code="parked_capacity", reason="no room")
     yield f.WakeNotAdmitted(now_ms=now, code="insufficient_memory", reason="no room")
+    yield f.WakeNotAdmitted(now_ms=now, code="checkpoint_mismatch", reason="changed", final=True)
     yield f.NotPlaced(now_ms=now, code="insufficient_memory", reason="no room")
     yield from _answers(run, now, last)
     yield f.OrderLost(now_ms=now, token=Token(last - 1), reason="lost")

@@ -52,6 +52,7 @@ def healthy() -> tuple[Shell, Book, Lane, Lane]:
     here.run(1_500)
     here.ask("b")
     here.start(b)
+    here.run(500, until=lambda: bool(here.world.book.switches))
     return here, here.world.book, Lane(a, 0), Lane(b, 0)
 
 

@@ -687,3 +687,85 @@ def test_a_failed_switch_leaves_its_victim_alone_for_as_long_as_it_kept_it_waiti
 
 def test_the_clock_of_these_stories_starts_where_the_shell_says() -> None:
     assert shell(0).now == START_MS
+
+
+# --- a start that cannot work ------------------------------------------------------------------------------
+
+
+def test_a_start_whose_files_changed_is_refused_and_nobody_is_evicted_for_it() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    here.spoiled.add(b)
+    key = here.start(b, evict=True)
+    here.run(60_000)
+    ended = here.world.book.operations[here.reply(key).receipt.operation]
+    assert (ended.phase, ended.code) == (operation.Phase.FAILED, "checkpoint_mismatch")
+    assert (switches(here), len(here.launches)) == ([], 1)
+    assert here.lane(a).gate_open
+
+
+def test_a_request_whose_model_changed_evicts_nobody_and_is_told_at_once() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    here.spoiled.add(b)
+    answers, client = heard(here, o.Answer), here.ask("b")
+    here.run(5_000)
+    assert client.told == "activation_failed"
+    assert "checkpoint_mismatch" in answers[0].message
+    assert (switches(here), here.lane(a).gate_open) == ([], True)
+    here.spoiled.clear()  # what was measured is there again
+    again = here.ask("b")
+    here.run(60_000)
+    assert again.told == "ok"
+
+
+def test_a_parked_model_whose_files_changed_stays_parked_and_evicts_nobody() -> None:
+    parks = {"traits": VLLM, "residency": Residency.DEEP, "parked_gib": 0.5}
+    here, (a, b) = world(*named("a", "b", **parks))
+    here.ask("a")
+    here.run(20_000)
+    here.ask("b")
+    here.run(60_000)
+    assert here.lane(a).is_parked
+    here.spoiled.add(a)
+    client = here.ask("a")
+    here.run(5_000)
+    assert client.told == "activation_failed"
+    assert here.lane(a).is_parked
+    assert here.lane(b).gate_open
+    here.spoiled.clear()
+    again = here.ask("a")
+    here.run(60_000)
+    assert again.told == "ok"
+
+
+def test_a_look_that_its_host_does_not_answer_says_nothing_and_is_taken_again() -> None:
+    here, (_, b) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(20_000)
+    looks = heard(here, o.VerifyStart)
+    here.faults.percent = {"order_lost": 100}
+    client = here.ask("b")
+    here.run(7_000)
+    here.faults.percent = {}
+    assert (client.told, switches(here)) == (None, [])
+    assert 3 <= len(looks) <= 5
+    here.run(60_000)
+    assert client.told == "ok"
+    assert here.lane(b).gate_open
+
+
+def test_a_slow_look_holds_others_back_for_five_seconds_and_no_longer() -> None:
+    here, (_, b, _) = world(*named("a", "b", "c"))
+    here.ask("a")
+    here.run(20_000)
+    here.look_ms[b] = 600_000  # it reads every byte again
+    slow = here.ask("b")
+    here.run(1_000)
+    other = here.ask("c")
+    here.run(3_900)
+    assert switches(here) == []
+    here.run(30_000)
+    assert (slow.told, other.told) == (None, "ok")

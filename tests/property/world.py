@@ -77,6 +77,8 @@ class Shell:
     now: int = START_MS
     hosts: dict[HostId, Host] = attrs.field(factory=dict)
     models: dict[DeploymentId, dict[int, Model]] = attrs.field(factory=dict)
+    look_ms: dict[DeploymentId, int] = attrs.field(factory=dict)  # how long a look at its files takes
+    spoiled: set[DeploymentId] = attrs.field(factory=set)  # whose files changed since they were measured
     clients: dict[RequestId, Client] = attrs.field(factory=dict)
     launches: list[Incarnation] = attrs.field(factory=list)
     served: dict[Incarnation, int] = attrs.field(factory=dict)
@@ -266,6 +268,9 @@ class Shell:
                 )
             case o.Measure():
                 self.later(self.between(1, 3_000), lambda: self._measured(order), mortal=True)
+            case o.VerifyStart():
+                takes = self.look_ms.get(order.deployment) or self.between(1, 50)
+                self.later(takes, lambda: self._verified(order), mortal=True)
             case o.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -297,6 +302,23 @@ class Shell:
                 digest=f"sha256:{model.name}{order.revision}",
                 weight_bytes=gib(model.ready_gib),
                 plans=dict.fromkeys(model.hosts, model.plan),
+            )
+        )
+
+    def _verified(self, order: o.VerifyStart) -> None:
+        self.tell(
+            e.StartVerified(
+                now_ms=Millis(self.now),
+                deployment=order.deployment,
+                revision=order.revision,
+                digest=order.digest,
+                host=order.host,
+                looked=self.hosts[order.host].online and not self.faults.hits("order_lost"),
+                **(
+                    {"code": "checkpoint_mismatch", "reason": "its files changed"}
+                    if order.deployment in self.spoiled or self.faults.hits("files_changed")
+                    else {}
+                ),
             )
         )
 

@@ -769,7 +769,7 @@ def a_target_that_comes_up_elsewhere_needs_no_switch_any_more() -> None:
         here.run(500)
         here.faults.percent = {fault: 100} if fault else {}
         here.start(t, evict=True)
-        here.run(1)
+        here.run(1_000, until=lambda: bool(here.world.book.switches))  # noqa: B023
         (switch,) = here.world.book.switches.values()
         here.run(60_000, until=lambda: bool(here.world.book.serving(t)))  # noqa: B023
         phases = [move for move in here.log if "switch" in move]

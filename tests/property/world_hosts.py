@@ -65,6 +65,8 @@ def launch(shell: Shell, host: Host, order: o.Launch) -> None:
     def prepared() -> None:
         if incarnation in host.fenced:
             refuse("lifecycle_conflict", passing=False)
+        elif incarnation.lane.deployment in shell.spoiled:
+            refuse("checkpoint_mismatch", passing=False)
         elif shell.faults.hits("launch_never"):
             refuse("port_conflict", passing=True)
         else:

@@ -33,7 +33,8 @@ SGLANG = Traits(family="sglang", parks=True, abort_by_id=True)
 CUSTOM = Traits(family="custom", idle_signal=False)
 
 FAULTS = (
-    "launch_never", "launch_refused", "exit_early", "load_stuck", "spawn_unheard", "crash_soon", "crash_late",
+    "launch_never", "launch_refused", "files_changed", "exit_early", "load_stuck", "spawn_unheard", "crash_soon",
+    "crash_late",
     "order_lost", "order_silent", "order_late", "answer_twice", "probe_mute", "unkillable",
     "idle_busy", "idle_silent", "park_refused", "park_refused_unsent", "park_left", "park_dies",
     "wake_fails", "wake_mismatch", "wake_mute", "helper_exit",

@@ -118,6 +118,17 @@ class Hosts:
             deployment=order.deployment, revision=order.revision, digest="d", weight_bytes=1, plans={}, now_ms=now()
         )
 
+    async def verify(self, order: orders.VerifyStart) -> events.Event:
+        self.diary.append(f"verify {order.digest}")
+        if self.raises is not None:
+            raise self.raises
+        return verified(order)
+
+
+def verified(order: orders.VerifyStart, **more) -> events.StartVerified:
+    asked = {"deployment": order.deployment, "revision": order.revision, "digest": order.digest, "host": order.host}
+    return events.StartVerified(now_ms=now(), **asked, **more)
+
 
 class Gates:
     def __init__(self) -> None:
@@ -507,3 +518,21 @@ async def test_every_move_is_one_line_that_can_be_searched(autojump_clock, drive
         "now": "draining",
         "orders": ["AwaitIdle"],
     }
+
+
+async def test_a_look_whether_a_start_could_begin_waits_for_its_commit_and_is_answered_whatever_breaks(
+    autojump_clock, driver, world, store, hosts
+):
+    order = orders.VerifyStart(deployment="D", revision=3, digest="sha256:1", host="H")
+    world.on(events.ControllerStarted, order)
+    store.held = True
+    driver.feed(events.ControllerStarted(session=1, now_ms=now()))
+    await quiet()
+    assert hosts.diary == []
+    hosts.raises = RuntimeError("no")
+    store.release()
+    await quiet()
+    assert hosts.diary == ["verify sha256:1"]
+    last = world.seen[-1]
+    assert isinstance(last, events.StartVerified)
+    assert (last.deployment, last.host, last.looked, last.code) == ("D", "H", False, None)

@@ -153,6 +153,27 @@ async def test_what_is_refused_before_spawning_never_was(host, model, change, co
         assert late.code == "lifecycle_conflict"
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, None),
+        ({"digest": "sha256:ff"}, "checkpoint_mismatch"),
+        ({"profile": "other"}, "not_found"),
+        ({"profile_fingerprint": "2+b"}, "installation_drift"),
+        ({"model": "../elsewhere"}, "invalid_root"),
+    ],
+)
+async def test_a_look_refuses_what_a_launch_would_and_begins_nothing(host, model, change, code) -> None:
+    async with host() as running:
+        asked = attrs.asdict(launch(model, **change), recurse=False)
+        fields = {name: asked[name] for name in ("profile", "profile_fingerprint", "model", "digest")}
+        for number in range(2):
+            result = await running.agent.handle(m.VerifyStart(command_id=f"look{number}", **fields))
+            assert getattr(result, "code", None) == code
+            assert isinstance(result, m.Done if code is None else m.Refused)
+        assert await running.agent.journal.launches() == []
+
+
 async def test_too_little_free_memory_is_a_passing_refusal_with_figures(host: Host, model: Path) -> None:
     async with host() as running:
         limits = attrs.evolve(running.agent.policy.domains[UNIFIED], reserve_bytes=Bytes(1 << 50))

@@ -1,0 +1,89 @@
+"""Could a start begin at all? Asked of its host before anybody gives way for it.
+
+A start whose files or installation changed is refused by its launch. To learn that only then would cost the
+models that were stopped for it, so a switch is opened only for a start that its host has just looked at, with the
+very code of the launch (P-DIGEST). What changes while the switch runs is found by the launch.
+Source: lifecycle 4.3, 12.1, 15.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from capyctl.control import events as e
+from capyctl.control.book import Book, Verified
+from capyctl.control.orders import VerifyStart
+from capyctl.fsm.residency import ResidencyPhase
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis
+
+GOOD_MS: Final = Millis(10_000)
+"""How long a passed look is believed; one from before the start was wanted never is."""
+HOLDS_MS: Final = Millis(5_000)
+"""How long others that wait for the same host are held back by a look: one that reads whole files takes longer."""
+AGAIN_MS: Final = Millis(2_000)
+"""Pause after a look that the host did not answer."""
+
+
+def could_begin(book: Book, lane: Lane, host: HostId, since_ms: Millis) -> bool:
+    """Whether its host has just seen that this start or wake could begin; else the host is asked, once."""
+    row, owner = book.instances[lane], book.deployments[lane.deployment]
+    wakes = row.phase is ResidencyPhase.WAKE_PLANNED
+    revision = row.revision if wakes else owner.state.revision
+    digest = (row.digest if wakes else owner.digest) or ""
+    key = (lane.deployment, host)
+    known = book.verified.get(key)
+    if known is not None and (known.revision, known.digest) == (revision, digest):
+        if known.again_at_ms is not None and known.again_at_ms > book.now_ms:
+            return False
+        if known.passed and known.asked_at_ms >= since_ms and book.now_ms - known.asked_at_ms <= GOOD_MS:
+            return True
+        if not known.passed and known.again_at_ms is None:
+            return False  # asked, and not answered yet
+    book.verified[key] = Verified(revision=revision, digest=digest, asked_at_ms=book.now_ms)
+    _look_at(book, key, Millis(book.now_ms + HOLDS_MS))
+    book.order(VerifyStart(deployment=lane.deployment, revision=revision, digest=digest, host=host))
+    return False
+
+
+def holds_back(book: Book, target: DeploymentId, host: HostId) -> bool:
+    """Whether another start is being looked at on this host, which is to have the room there."""
+    return any(
+        on == host
+        and other != target
+        and not known.passed
+        and known.again_at_ms is None
+        and book.now_ms - known.asked_at_ms < HOLDS_MS
+        for (other, on), known in book.verified.items()
+    )
+
+
+def heard(book: Book, event: e.StartVerified) -> bool:
+    """Note an answer. Whether it is one to the present question."""
+    key = (event.deployment, event.host)
+    known = book.verified.get(key)
+    if known is None or (known.revision, known.digest) != (event.revision, event.digest) or known.passed:
+        return False
+    book.dirty = True
+    if not event.looked:
+        again = Millis(event.now_ms + AGAIN_MS)
+        book.verified[key] = attrs.evolve(known, again_at_ms=again)
+        _look_at(book, key, again)
+        return False
+    if event.code is not None:
+        del book.verified[key]
+    else:
+        book.verified[key] = attrs.evolve(known, passed=True)
+    return True
+
+
+def _look_at(book: Book, key: tuple[DeploymentId, HostId], at_ms: Millis) -> None:
+    book.due.forget("verify", key)
+    book.due.at(at_ms, "verify", key)
+
+
+def forget(book: Book, target: DeploymentId) -> None:
+    """The deployment is deleted."""
+    for key in [key for key in book.verified if key[0] == target]:
+        del book.verified[key]
