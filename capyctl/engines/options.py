@@ -9,6 +9,7 @@ Source: engines 3.1, 3.2; security 6.2, E12, E13.
 from __future__ import annotations
 
 import enum
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,8 @@ class OptionRule:
     field: str | None = None  # the document field that states a TYPED option
     paths: bool = False  # its value names files of the host
     values: int = 1  # most values it takes
+    fixed: bool = False  # a TYPED option that a profile may fix for every launch
+    keys: tuple[str, ...] = ()  # its value is a flat JSON object of these keys, and `model` there is a path
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +62,7 @@ class OptionPolicy:
     ungated: frozenset[str] = frozenset()
     prefixes: bool = False
     equals: bool = False  # `--name=value` is understood by the family's parser
+    dotted: bool = False  # and `--name.key value`, which says a part of what `--name` says
     unchecked: bool = False
 
     @cached_property
@@ -71,6 +75,8 @@ class OptionPolicy:
         With `prefixes`, an abbreviation finds what it could mean, reserved first.
         """
         name = normal(option)
+        if self.dotted:
+            name = name.partition(".")[0]
         if name in self.by_name:
             return self.by_name[name]
         if self.prefixes and name.startswith("--"):
@@ -132,10 +138,11 @@ def check_extra_args(policy: OptionPolicy, args: Sequence[str], consent: Consent
             _check_value(where, rule, word, consent)
             continue
         rule, values = _check_option(policy, where, word, consent), 0
-        if rule.names[0] in seen:
+        said = normal(word) if policy.dotted and "." in normal(word) else rule.names[0]
+        if said in seen or rule.names[0] in fixed_names:
             by = "the engine profile fixes it" if rule.names[0] in fixed_names else "it is given twice"
             raise Refusal("invalid_config", f"{where}: {normal(word)} is refused: {by}")
-        seen.add(rule.names[0])
+        seen.add(said)
         if "=" in word:
             _check_value(where, rule, word.partition("=")[2], consent)
 
@@ -168,18 +175,55 @@ def _check_option(policy: OptionPolicy, where: str, word: str, consent: Consent)
             "invalid_config",
             f"{where}: {name} needs the host's approval: {rule.why}. Try: capyctl engine add … --approve-option={name}",
         )
+    if rule.keys and "." in name:
+        raise Refusal("invalid_config", f"{where}: {name}: give {rule.names[0]} one JSON object instead")
     return rule
 
 
 def _check_value(where: str, rule: OptionRule, value: str, consent: Consent) -> None:
-    if not rule.paths:
-        return
-    for path in paths_in(value):
+    if rule.keys:
+        _check_object(where, rule, value)
+    for path in _paths_of(rule, value):
         if not inside(path, consent.paths):
             raise Refusal(
                 "invalid_config",
                 f"{where}: {rule.names[0]} names {path}, which is outside the profile's security.approved_paths",
             )
+
+
+def _check_object(where: str, rule: OptionRule, value: str) -> None:
+    found = flat_object(value)
+    if found is None:
+        raise Refusal(
+            "invalid_config",
+            f"{where}: {rule.names[0]}: expected a flat JSON object of text, numbers and true or false",
+        )
+    unknown = [key for key in found if key not in rule.keys]
+    if unknown:
+        raise Refusal(
+            "invalid_config",
+            f"{where}: {rule.names[0]}: {unknown[0][:64]!r} is not allowed; expected {', '.join(rule.keys)}",
+        )
+    if not isinstance(found.get("model", ""), str):
+        raise Refusal("invalid_config", f"{where}: {rule.names[0]}: model: expected a path")
+
+
+def flat_object(text: str) -> dict[str, str | int | float | bool] | None:
+    """A JSON object without lists, objects and nulls, in which no key stands twice; None for anything else."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=lambda found: found if len(dict(found)) == len(found) else None)
+    except (ValueError, RecursionError):
+        return None
+    if not text.lstrip().startswith("{") or pairs is None:
+        return None
+    return dict(pairs) if all(isinstance(value, str | int | float | bool) for _, value in pairs) else None
+
+
+def _paths_of(rule: OptionRule, value: str) -> list[str]:
+    if rule.paths:
+        return paths_in(value)
+    model = (flat_object(value) or {}).get("model") if rule.keys else None
+    return [model] if isinstance(model, str) else []
 
 
 def paths_in(value: str) -> list[str]:
@@ -206,9 +250,9 @@ def check_real_paths(policy: OptionPolicy, args: Sequence[str], consent: Consent
         if is_option(word):
             rule = policy.rule(word)
             word = word.partition("=")[2]
-        if rule is None or not rule.paths or not word:
+        if rule is None or not word:
             continue
-        for path in paths_in(word):
+        for path in _paths_of(rule, word):
             real = os.path.realpath(path)
             if not inside(real, roots):
                 raise Refusal(
@@ -237,7 +281,7 @@ def check_fixed_args(policy: OptionPolicy, args: Sequence[str], where: str = "ar
                 f"{where}: {normal(word)}=… is not understood by {policy.family}; give the value as a word",
             )
         rule = policy.rule(word)
-        if rule.kind is OptionClass.TYPED:
+        if rule.kind is OptionClass.TYPED and not rule.fixed:
             raise Refusal("invalid_config", f"{where}: {normal(word)} is stated by a deployment's {rule.field}")
         if rule.kind is OptionClass.RESERVED:
             raise Refusal("invalid_config", f"{where}: {normal(word)} is reserved: {rule.why}")

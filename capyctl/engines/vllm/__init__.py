@@ -1,0 +1,1 @@
+"""vLLM: Python environments that hold the vllm package, started by our protected entry."""
