@@ -13,19 +13,20 @@ import attrs
 from capyctl.control import commands, lanes, notices, operations, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.orders import Probe
-from capyctl.control.records import InstanceRow, Wish
+from capyctl.control.records import DeploymentRow, InstanceRow, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import deployment, facts, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
-from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
+from capyctl.fsm.types import Activation, DeploymentId, Domain, HostId, Lane, Millis, Origin, Phase, StopKind
 from capyctl.ledger import admission, asks, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.shortfall import Shortfall
+from capyctl.ledger.types import DomainKind
 
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
@@ -56,7 +57,7 @@ def settle(book: Book) -> None:
             _parks,
             _wakes,
             _starts,
-            switching.advance,
+            _switched,
             _switches,
             _waiters,
         ):
@@ -235,7 +236,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
     match verdict:
         case Proposal(ask=ask):
-            plan = owner.plans[ask.host]
+            plan = attrs.evolve(owner.plans[ask.host], phases=ask.phases)  # on the card that was chosen
             initialize = row.wish.initialize_ms if row.wish and row.wish.initialize_ms else plan.initialize_ms
             revision = owner.state.revision
             book.put_instance(
@@ -284,10 +285,34 @@ def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tup
         if other != lane and one.run.host is not None and one.has_launch:
             counts[one.run.host] = counts.get(one.run.host, 0) + 1
     seats = [
-        placement.Seat(host=host, plan=owner.plans[host], instances=counts.get(host, 0), previous=host == row.last_host)
+        placement.Seat(
+            host=host,
+            plan=owner.plans[host],
+            instances=counts.get(host, 0),
+            cards=_cards(book, owner, host),
+            previous=host == row.last_host,
+            last_card=_last_card(book, row, host),
+        )
         for host in hosts
     ]
     return placement.candidates(book.ledger, lane.owner, seats, max_per_host=owner.spec.max_per_host)
+
+
+def _cards(book: Book, owner: DeploymentRow, host: HostId) -> tuple[Domain, ...]:
+    """The cards of a host that may be taken instead of the one that the plan names; none where there is no choice."""
+    policy = book.hosts[host].policy
+    cards = tuple(name for name, limits in policy.domains.items() if limits.kind is DomainKind.DEVICE)
+    on_a_card = any(name in cards for name in owner.plans[host].at(Phase.COLD).bytes)
+    return cards if on_a_card and len(cards) > 1 and not owner.spec.devices else ()
+
+
+def _last_card(book: Book, row: InstanceRow, host: HostId) -> Domain | None:
+    """The card of the run before on this host, which keeps it when it fits."""
+    if row.plan is None or row.last_host != host:
+        return None
+    domains = book.hosts[host].policy.domains
+    used = (name for name in row.plan.at(Phase.COLD).bytes if name in domains)
+    return next((name for name in used if domains[name].kind is DomainKind.DEVICE), None)
 
 
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:
@@ -317,6 +342,11 @@ def _full(book: Book, lane: Lane) -> None:
 def _fits(book: Book, lane: Lane) -> None:
     for memo in (book.shortfalls, book.told_short, book.tried, book.asked_around):
         memo.pop(lane, None)
+
+
+def _switched(book: Book) -> None:
+    """Answer what running switches ask, by the same order of steps."""
+    switching.advance(book, _steps)
 
 
 def _switches(book: Book) -> None:

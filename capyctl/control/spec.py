@@ -6,7 +6,7 @@ import json
 
 import attrs
 
-from capyctl.fsm.types import Activation, HostId, Millis, Residency
+from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +40,7 @@ class Spec:
     instances: int = 1
     hosts: tuple[HostId, ...] = ()  # allowed hosts, in preference order; never empty once accepted
     max_per_host: int | None = None
+    devices: tuple[Device, ...] = ()  # that the document names; without one, placement chooses the card
     request_deadline_ms: Millis | None = None
 
     def same_but_count(self, other: Spec) -> bool:

@@ -21,8 +21,7 @@ from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Stop
 from capyctl.fsm.switch import Phase
 from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, StopKind, SwitchId
-from capyctl.fsm.types import Phase as LedgerPhase
-from capyctl.ledger import admission, asks, victims
+from capyctl.ledger import admission, victims
 from capyctl.ledger.asks import Ask
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.shortfall import Shortfall
@@ -30,6 +29,7 @@ from capyctl.ledger.shortfall import Shortfall
 OVER = frozenset({Phase.DONE, Phase.FAILED})
 CLOSES_GATES = frozenset({Phase.DRAINING})
 KEPT_MAX = 100  # ended switches that are remembered
+FREED_LATE_MS = 10_000  # a driver may give an ended engine's card memory back so much later than its proven end
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -328,21 +328,24 @@ def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
     )
 
 
-def advance(book: Book) -> None:
-    """Answer what running switches ask of the world: does it fit now, is it on its way, were waiters let in?"""
+def advance(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
+    """Answer what running switches ask of the world: does it fit now, is it on its way, were waiters let in?
+
+    `asks_of` as of `begin`.
+    """
     for state in list(active(book)):
         for lane in sorted(book.moved & {victim.lane for victim in state.victims}):
             running = book.running_on.get(lane, 0)
             tell(book, state.switch, switch.TrafficSeen(now_ms=book.now_ms, lane=lane, running=running))
         if state.phase is Phase.RECHECK:
-            _recheck(book, state)
+            _recheck(book, state, asks_of)
         elif state.phase is Phase.OPENING:
             tell(book, state.switch, switch.WaitersLetIn(now_ms=book.now_ms))
     book.moved.clear()
     book.windowed = {victim.lane for state in active(book) if state.phase is Phase.WINDOW for victim in state.victims}
 
 
-def _recheck(book: Book, state: switch.State) -> None:
+def _recheck(book: Book, state: switch.State, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
     """After the releases: on fresh observations, does the target fit now? Its raise is the scheduler's next act."""
     lane = next((one for one, row in book.of(state.target) if row.wish and row.wish.switch == state.switch), None)
     if lane is None:
@@ -356,27 +359,27 @@ def _recheck(book: Book, state: switch.State) -> None:
             )
         return
     row = book.instances[lane]
-    if row.machine.phase is ActivationPhase.PLANNED:
-        plan = book.deployments[state.target].plans.get(state.host)
-        if plan is None:
-            return
-        ask = asks.ask_start(owner=lane.owner, host=state.host, plan=plan)
-    elif row.machine.phase is ResidencyPhase.WAKE_PLANNED:
-        ask = asks.ask_step(book.ledger, lane.owner, LedgerPhase.WAKE)
-    else:
+    if row.machine.phase not in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))  # it was armed in this very pass
+        return
+    tries = [ask for ask in asks_of(book, lane) if ask.host == state.host]
+    if not tries:
         return
     seen = book.seen.get(state.host, {})
     released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
     if not seen or min(one.seen_at_ms for one in seen.values()) <= released_at:
         # No sample yet in this session, or none since the last release; the next one is at most a second away.
         return
-    verdict = admission.propose(book.ledger, ask, seen, book.now_ms)
-    if isinstance(verdict, Shortfall):
-        reason = words(book, verdict)
-        tell(book, state.switch, switch.TargetDoesNotFit(now_ms=book.now_ms, code=verdict.code, reason=reason))
-    else:
+    verdicts = [admission.propose(book.ledger, ask, seen, book.now_ms) for ask in tries]
+    shorts = [verdict for verdict in verdicts if isinstance(verdict, Shortfall)]
+    if len(shorts) < len(verdicts):
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))
+        return
+    late = [short for short in shorts if short.check == "free_card_memory"]
+    if late and book.now_ms < released_at + FREED_LATE_MS:
+        return  # each sample asks again
+    short = (late or shorts)[0]
+    tell(book, state.switch, switch.TargetDoesNotFit(now_ms=book.now_ms, code=short.code, reason=words(book, short)))
 
 
 def victim_at(book: Book, victim: switch.Victim) -> Millis:

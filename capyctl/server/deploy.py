@@ -18,7 +18,7 @@ from capyctl.documents.scalars import Name
 from capyctl.engines.check import check_deployment
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
-from capyctl.fsm.types import Activation, HostId, Millis, Residency
+from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
 from capyctl.server.hosts import local_model
 from capyctl.units import Duration
 
@@ -85,6 +85,7 @@ def accept(
         instances=completed.instances,
         hosts=tuple(host.host for host in allowed),
         max_per_host=completed.placement.max_per_host,
+        devices=tuple(Device(str(claim.id)) for claim in completed.devices if claim.id is not None),
         request_deadline_ms=_deadline(completed, request_deadline_ms),
     )
 
