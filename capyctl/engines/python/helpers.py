@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from capyctl.errors import Refusal
@@ -16,11 +17,12 @@ from capyctl.errors import Refusal
 MARKER = ".capyctl-runtime"
 
 
-def write_helpers(state_dir: Path, sources: tuple[Path, ...]) -> Path:
+def write_helpers(state_dir: Path, sources: Sequence[Path], data: Mapping[str, bytes] | None = None) -> Path:
     """Make `<state_dir>/runtime` hold these modules and return it. Blocking; safe to repeat.
 
     Args:
-      sources: files of this package; each keeps its name. A module that is the same already is left alone.
+      sources: files of this package; each keeps its name. A file that is the same already is left alone.
+      data: further files by name.
     Raises: Refusal `unsafe_file` when the directory is a link, somebody else's, or not CapyCTL's.
     """
     directory = state_dir / "runtime"
@@ -39,6 +41,8 @@ def write_helpers(state_dir: Path, sources: tuple[Path, ...]) -> Path:
     _write(marker, b"")
     for source in sources:
         _write(directory / source.name, source.read_bytes())
+    for name, content in (data or {}).items():
+        _write(directory / name, content)
     return directory
 
 

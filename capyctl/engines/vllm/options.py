@@ -95,12 +95,14 @@ IF_PRESENT = (
     *_owned("ranks follow the deployment's topology", "data-parallel-rank|-dpn", "data-parallel-start-rank|-dpr"),
     *_owned("ranks follow the deployment's topology", "data-parallel-size-local|-dpl", "data-parallel-backend|-dpb"),
     *_owned(
-        "ranks follow the deployment's topology", "data-parallel-hybrid-lb?|-dph", "data-parallel-external-lb?|-dpe"
+        "ranks follow the deployment's topology", "data-parallel-hybrid-lb|-dph?", "data-parallel-external-lb|-dpe?"
     ),
-    *_owned("ranks follow the deployment's topology", "data-parallel-multi-port-external-lb!|-dpm"),
+    *_owned("ranks follow the deployment's topology", "data-parallel-multi-port-external-lb|-dpm!"),
     *_owned("ranks follow the deployment's topology", "data-parallel-supervisor-port", "elastic-ep-max-dp-size"),
     *_owned("devices follow the ledger's claims", "device", "device-ids"),
-    *_owned("memory follows the ledger", "swap-space"),
+    *_owned("ranks follow the deployment's topology", "prefill-context-parallel-size|-pcp"),
+    *_owned("memory follows the ledger", "swap-space", "cpu-offload-params*", "offload-backend", "offload-params*"),
+    *_owned("memory follows the ledger", "offload-group-size", "offload-num-in-group", "offload-prefetch-step"),
     *_owned("prompts stay out of the log", "disable-log-requests!", "enable-log-outputs?", "enable-log-deltas?"),
     *_owned("a second listener, outside the keys", "grpc!", "grpc-port"),
     *_owned("CapyCTL decides what sleeps", "sleep-mode-backend", "sleep-preserve-parameter-names*"),
@@ -110,7 +112,7 @@ IF_PRESENT = (
     *_owned("the endpoint speaks text", "tokens-only?"),
     *_owned("CapyCTL restarts what failed", "enable-fault-tolerance?"),
     *_owned("another program would serve", "omni!"),
-    *_owned("the engine would print and end", "help", "version!"),
+    *_owned("the engine would print and end", "help!", "version!"),
 )
 """Reserved options that some builds lack; where a build has one, it is compared."""
 
@@ -191,11 +193,40 @@ _PASSED = (
     *_passed("kernels", "linear-backend", "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend"),
     *_passed("kernels", "kda-decode-backend", "cudagraph-capture-sizes*", "max-cudagraph-capture-size"),
     *_passed("kernels", "optimization-level", "performance-mode", "enable-flashinfer-autotune?", "ir-op-priority"),
-    *_passed("kernels", "enable-expert-parallel?|-ep", "all2all-backend", "use-fp64-gumbel?"),
+    *_passed("kernels", "enable-expert-parallel|-ep?", "all2all-backend", "use-fp64-gumbel?"),
     *_passed("media", "limit-mm-per-prompt", "media-io-kwargs", "mm-processor-kwargs", "disable-chunked-mm-input?"),
     *_passed("media", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-encoder-only?", "skip-mm-profiling?"),
     *_passed("adapters of weights", "enable-lora?", "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras"),
     *_passed("adapters of weights", "fully-sharded-loras?", "lora-target-modules*"),
+    *_passed("adapters of weights", "enable-tower-connector-lora?", "specialize-active-lora?", "max-lora-cls-labels"),
+    *_passed("adapters of weights", "enable-mixed-moe-lora-format?", "enable-moe-shared-loras?"),
+    *_passed("media", "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-tensor-ipc"),
+    *_passed("media", "mm-encoder-attn-backend", "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-save-margin"),
+    *_passed("media", "video-pruning-rate", "video-pruning-method", "mm-processor-device", "mm-ipc-gpu-memory-gb"),
+    *_passed("media", "mm-device-do-normalize?"),
+    *_passed("how ranks share the work", "decode-context-parallel-size|-dcp", "dcp-comm-backend", "dcp-q-replicate?"),
+    *_passed(
+        "how ranks share the work", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size", "enable-hc-sp?"
+    ),
+    *_passed("how ranks share the work", "disable-custom-all-reduce?", "disable-nccl-for-dp-synchronization?"),
+    *_passed("how ranks share the work", "distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
+    *_passed("how ranks share the work", "dp-sync-interval", "dp-supervisor-probe-interval-s"),
+    *_passed("how ranks share the work", "dp-supervisor-probe-timeout-s", "dp-supervisor-probe-failure-threshold"),
+    *_passed("how ranks share the work", "enable-dbo?", "dbo-decode-token-threshold", "dbo-prefill-token-threshold"),
+    *_passed("how ranks share the work", "ubatch-size", "enable-eplb?", "expert-placement-strategy"),
+    *_passed("how ranks share the work", "enable-batch-sharded-sampling?", "enable-ep-weight-filter?"),
+    *_passed("how ranks share the work", "enable-shm-tensor-arena?", "ray-workers-use-nsight?"),
+    *_passed("where processes run", "numa-bind?", "numa-bind-nodes*", "numa-bind-cpus*", "renderer-num-workers"),
+    *_passed("what the server answers beside", "enable-server-load-tracking?", "enable-tokenizer-info-endpoint?"),
+    *_passed("what the server answers beside", "disable-fastapi-docs?", "enable-offline-docs?", "fingerprint-mode"),
+    *_passed("what the server answers beside", "fingerprint-value", "enable-return-routed-experts?"),
+    *_passed("what the server answers beside", "enable-flash-late-interaction?", "enable-trace-replay?"),
+    *_passed("bounds of one request", "h11-max-incomplete-event-size", "h11-max-header-count", "max-log-len"),
+    *_passed("figures", "per-request-spec-decode-metrics", "kv-cache-metrics-sample", "custom-histogram-buckets"),
+    *_passed("figures", "cudagraph-metrics?", "enable-layerwise-nvtx-tracing?", "enable-logging-iteration-details?"),
+    *_passed("figures", "jit-monitor-mode", "jit-monitor-verbose?", "aggregate-engine-logging!", "log-error-stack?"),
+    *_passed("how prompts are cached", "swa-bounded-replay?"),
+    *_passed("checks at the start", "fail-on-environ-validation?"),
     *_passed("figures", "show-hidden-metrics-for-version", "kv-cache-metrics?", "enable-mfu-metrics?"),
 )
 
