@@ -46,6 +46,7 @@ class LaunchFacts:
     available: Mapping[str, int] = attrs.field(factory=dict)  # what each domain had free when this was prepared
     device_env: Mapping[str, str] = attrs.field(factory=dict)  # shows the engine its cards and no other; the last word
     deadline_s: float = 1800.0  # of the start, from now
+    alone: bool = False  # no process is left of any other launch of this family on this host
 
 
 @attrs.frozen(kw_only=True)

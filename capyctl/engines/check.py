@@ -41,6 +41,7 @@ def check_deployment(document: Deployment, registered: Registered) -> None:
             f"{document.name}: api: is {document.api}; the custom engine {registered.name} serves "
             f"{registered.manifest.api}",
         )
+    known.check_document(document, registered)
     known.check_served_name(document.routes[0] if document.routes else document.name)
     check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
     check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.control.spec import Traits
+from capyctl.documents.deployment import Deployment
 from capyctl.engines.adapter import Adapter
 from capyctl.engines.custom import options as custom_options
 from capyctl.engines.custom.adapter import CustomAdapter
@@ -24,6 +25,11 @@ from capyctl.engines.llamacpp.adapter import LlamacppAdapter
 from capyctl.engines.llamacpp.render import check_served_name
 from capyctl.engines.options import OptionPolicy
 from capyctl.engines.registered import Registered
+from capyctl.engines.tensorfold import installation as tensorfold
+from capyctl.engines.tensorfold import options as tensorfold_options
+from capyctl.engines.tensorfold.adapter import TensorfoldAdapter
+from capyctl.engines.tensorfold.adapter import check_document as check_tensorfold
+from capyctl.engines.tensorfold.render import check_served_name as check_tensorfold_name
 from capyctl.errors import Refusal
 
 
@@ -43,6 +49,9 @@ class Family:
     check_served_name: Callable[[str], None]
     adapter: Callable[[Registered, Path | None, bool], Adapter]
     decisions: Callable[[str], bool] = lambda version: False
+    check_document: Callable[[Deployment, Registered], None] = lambda document, registered: None
+    """What the family's options add to a deployment's rules. Raises: Refusal."""
+    least_deadline_ms: int = 0  # of a deployment that states none: a first start builds kernels
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
     toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
@@ -74,6 +83,25 @@ LLAMACPP = Family(
     # Builds between releases serve the route as well; whether a model is one shows once it runs.
     decisions=lambda version: True,
 )
+TENSORFOLD = Family(
+    name="tensorfold",
+    title="TensorFold",
+    traits=Traits(family="tensorfold", parks=False, idle_signal=True, abort_by_id=False),
+    options=tensorfold_options.POLICY,
+    reserved_env=tensorfold_options.RESERVED_ENV,
+    binaries=(),
+    distributions=("tensorfold",),
+    find=tensorfold.PACKAGE.find,
+    measure=tensorfold.measure,
+    check_served_name=check_tensorfold_name,
+    adapter=lambda registered, models_root, telemetry: TensorfoldAdapter(
+        registered=registered, models_root=models_root, telemetry=telemetry
+    ),
+    check_document=check_tensorfold,
+    least_deadline_ms=1_800_000,
+    toolkit=True,
+    toolchain=tensorfold.check_toolchain,
+)
 
 
 def _never_measured(executable: Path) -> Measurement:
@@ -99,7 +127,7 @@ CUSTOM = Family(
     decisions=lambda version: True,  # its manifest says, and is asked when a deployment is checked
 )
 
-FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP, CUSTOM.name: CUSTOM}
+FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP, TENSORFOLD.name: TENSORFOLD, CUSTOM.name: CUSTOM}
 KNOWN_WORDS = ("vllm", "sglang", "tensorfold", "llamacpp", "custom")
 """Words of the documents, including families that this release does not run."""
 

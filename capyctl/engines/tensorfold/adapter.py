@@ -1,0 +1,208 @@
+"""TensorFold as the host drives it: kernels that are built on first use, `/health`, and its ways of failing.
+
+Source: engines 4.1, 8, 12.1, 12.3.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from capyctl.checkpoints.directory import resolve_model
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.model_source import Local
+from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
+from capyctl.engines.options import check_real_paths
+from capyctl.engines.python.installation import prefix_of
+from capyctl.engines.python.openai_calls import served_entry
+from capyctl.engines.python.variables import Closed, closed_environment, max_jobs
+from capyctl.engines.questions import answer, probe_chat, read_metrics
+from capyctl.engines.registered import Registered
+from capyctl.engines.tensorfold.installation import PACKAGE, check_toolchain, own_cuda_dirs
+from capyctl.engines.tensorfold.options import POLICY, RESERVED_ENV
+from capyctl.engines.tensorfold.render import Launch, check_drafts, check_streams, owned_variables, render
+from capyctl.errors import CapyError, Failure, Refusal
+
+_WAITING = "tensorfold:requests_waiting"
+_CACHE = "tensorfold:kv_cache_usage_ratio"
+
+
+@attrs.frozen(kw_only=True)
+class TensorfoldAdapter(RestartOnly):
+    """One registered installation of TensorFold."""
+
+    registered: Registered
+    models_root: Path | None = None
+    telemetry: bool = False
+
+    @property
+    def family(self) -> str:
+        return "tensorfold"
+
+    @property
+    def eof_settles(self) -> bool:
+        return False
+
+    def preflight(self) -> None:
+        """Look at the installation and its build tools again before a launch. Blocking.
+
+        Raises: Refusal `installation_drift` when the program is gone, or changed and the profile says `refuse`;
+          `toolchain_missing`.
+        """
+        executable = Path(self.registered.executable)
+        if not os.access(executable, os.X_OK):
+            raise Refusal("installation_drift", f"{executable} of the profile {self.registered.name} is not there")
+        if self.registered.profile.security.installation_drift == "refuse" and self.drifted():
+            raise Refusal(
+                "installation_drift",
+                f"the files of {prefix_of(executable)} changed since {self.registered.name} was registered. "
+                "Register it again, or use --drift warn",
+            )
+        check_toolchain(executable, self.registered.profile.cuda_home)
+
+    def drifted(self) -> bool | None:
+        """Whether the installation's bytes differ from the registered ones; None when that was never measured."""
+        if self.registered.digest is None:
+            return None
+        return PACKAGE.digest(prefix_of(self.registered.executable)) != self.registered.digest
+
+    def extensions_dir(self, state_dir: Path) -> Path:
+        """Where this build keeps its compiled kernels."""
+        build = re.sub(r"[^A-Za-z0-9.+-]", "_", self.registered.fingerprint)
+        return state_dir / "engines" / "tensorfold" / build / "torch_extensions"
+
+    def built(self, state_dir: Path) -> bool:
+        """Whether a launch before this one left compiled kernels: then its start need not be waited for as long."""
+        return next(self.extensions_dir(state_dir).glob("**/*.so"), None) is not None
+
+    def render(self, facts: LaunchFacts) -> Command:
+        """The command line of one launch. Creates the directory of kernels, 0700, and forgets locks of dead builds.
+
+        Raises: Refusal `invalid_config`, `invalid_root`, `unsupported` as the parts say.
+        """
+        document = parse_deployment(facts.document, "the deployment")
+        check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
+        extensions = self.extensions_dir(facts.state_dir)
+        extensions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if facts.alone:
+            forget_locks(extensions)
+        argv = render(
+            Launch(
+                executable=self.registered.executable,
+                served_name=facts.served_name,
+                port=facts.port,
+                model_dir=facts.model_dir,
+                draft_dir=self._draft_dir(document),
+                context_tokens=facts.context_tokens,
+                document=document,
+                fixed_args=self.registered.profile.args,
+            )
+        )
+        prefix = prefix_of(self.registered.executable)
+        env = closed_environment(
+            Closed(
+                prefix=prefix,
+                cuda_home=self.registered.profile.cuda_home,
+                profile_env={str(name): value for name, value in self.registered.profile.env.items()},
+                deployment_env={str(name): value for name, value in document.engine_config.env.items()},
+                reserved=RESERVED_ENV,
+                log_path=facts.log_path,
+                max_jobs=max_jobs(facts),
+                telemetry=self.telemetry,
+                path_dirs=own_cuda_dirs(prefix),
+                owned={**owned_variables(extensions, facts.ready), **facts.device_env},
+            )
+        )
+        return Command(argv=argv, env=env)
+
+    def _draft_dir(self, document: Deployment) -> Path | None:
+        draft = document.model.draft
+        if draft is None:
+            return None
+        if not isinstance(draft, Local):
+            raise Refusal("unsupported", f"{document.name}: model.draft: this release takes drafters from directories")
+        return resolve_model(draft.path, self.models_root)
+
+    async def loaded(self, client: Client) -> bool:
+        """One poll of `/health`: ready says `ok: true`. ConnectionError passes through: not yet."""
+        status, body = await client.get("/health")
+        if status == 503:
+            return False
+        return answer(status, body, "/health").get("ok") is True
+
+    async def verify(self, client: Client, facts: LaunchFacts) -> None:
+        """The served name is listed. Raises: Failure `effective_args_mismatch`."""
+        await served_entry(client, facts.served_name)
+
+    async def probe(self, client: Client, facts: LaunchFacts, limit_s: float) -> int:
+        """One short chat; the first one of a build waits for its kernels, as long as `limit_s` lets it."""
+        return await probe_chat(client, facts.served_name, limit_s)
+
+    async def gauges(self, client: Client) -> tuple[int, int, int | None]:
+        """(running, waiting, cache usage in ppm): `/health` says whether it is idle, `/metrics` says more.
+
+        A failed read of `/metrics` loses the usage only. Raises: ConnectionError, TimeoutError; Failure
+        `engine_error` when `/health` does not say.
+        """
+        status, body = await client.get("/health")
+        said = answer(status, body, "/health", code="engine_error")
+        running, busy = said.get("requests_running"), said.get("busy")
+        if type(running) is not int or running < 0 or type(busy) is not bool:
+            raise Failure("engine_error", "/health does not state requests_running and busy")
+        running = max(running, int(busy))
+        try:
+            found = await read_metrics(client, (_WAITING, _CACHE))
+        except (ConnectionError, TimeoutError, CapyError):
+            return running, 0, None
+        return running, int(found[_WAITING]), min(1_000_000, int(found[_CACHE] * 1_000_000))
+
+    def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
+        """(code, one line) when the engine's last lines name a typed failure, else None."""
+        return classify(last_words)
+
+
+def check_document(document: Deployment, registered: Registered) -> None:
+    """What TensorFold's options add to a deployment's rules. Raises: Refusal `invalid_config`."""
+    args = [*registered.profile.args, *document.engine_config.extra_args]
+    check_drafts(args, draft=document.model.draft is not None)
+    check_streams(document, registered.profile.args)
+
+
+def forget_locks(extensions: Path) -> None:
+    """Remove the locks of builds that a dead engine left behind; a live build would wait on them for ever.
+
+    Only for whoever knows that nobody builds there.
+    """
+    for lock in extensions.glob("**/lock"):
+        if not lock.is_symlink() and lock.is_file():
+            lock.unlink(missing_ok=True)
+
+
+_REFUSED = re.compile(
+    r"(?:unrecognized arguments?:|error: argument|expected .* for|ambiguous option:)\s*(--[A-Za-z0-9][\w-]*)"
+)
+_NO_DRAFTER = re.compile(r"\bdrafter\b")
+_LACKS = re.compile(r"\b(no|missing|unknown|unsupported|cannot|not (found|supported|available))\b")
+
+
+def classify(lines: Sequence[str]) -> tuple[str, str] | None:
+    """A typed failure in the engine's last lines. Names the option, never its value."""
+    for line in reversed(lines):
+        refused = _REFUSED.search(line)
+        if refused is not None:
+            return "engine_argument_rejected", f"TensorFold does not accept the argument {refused[1]}"
+        low = line.lower()
+        if _NO_DRAFTER.search(low) and _LACKS.search(low):
+            return (
+                "launch_failed",
+                "TensorFold has no drafter for this model. Add --no-drafts to engine_config.extra_args",
+            )
+        if "address already in use" in low:
+            return "port_conflict", "the leased port was taken by another program while the engine started"
+        if "out of memory" in low or "bad_alloc" in low or "cannot allocate memory" in low:
+            return "insufficient_memory", "the engine could not allocate its memory"
+    return None
