@@ -42,6 +42,25 @@ def check_deployment(document: Deployment, registered: Registered) -> None:
             f"{registered.manifest.api}",
         )
     known.check_document(document, registered)
+    _check_profile(document, registered)
     known.check_served_name(document.routes[0] if document.routes else document.name)
     check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
     check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)
+    known.check(document, registered)
+
+
+def _check_profile(document: Deployment, registered: Registered) -> None:
+    """What the host's profile must allow: a park, and code that a model brings."""
+    security = registered.profile.security
+    if document.residency in ("deep", "host_backed") and not registered.profile.parks:
+        raise Refusal(
+            "capability_missing:deep_park",
+            f"{document.name}: residency is {document.residency}, and the profile {registered.name} does not park "
+            "(security.deep_park: disabled). Use residency: restart_only, or register the engine with --deep-park enabled",
+        )
+    if document.engine_config.trust_remote_code and not security.trust_remote_code:
+        raise Refusal(
+            "invalid_config",
+            f"{document.name}: engine_config.trust_remote_code: the profile {registered.name} does not allow code of "
+            "models. Try: capyctl engine add … --allow-remote-code",
+        )
