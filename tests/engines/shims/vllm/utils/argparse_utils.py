@@ -1,0 +1,5 @@
+"""The parser class of the command line."""
+
+from simulated_engine.options import Parser as FlexibleArgumentParser
+
+__all__ = ["FlexibleArgumentParser"]
