@@ -114,14 +114,17 @@ class Observer:
                 why = refused.message
             else:
                 self._cards = _CardSample(cards, asked_at)
-                self._tell({domain: self._fault(identity) for identity, domain in self._places.items()})
+                self._tell({domain: self._fault(identity, domain) for identity, domain in self._places.items()})
                 return
         self._tell(dict.fromkeys(self._places.values(), why))
 
-    def _fault(self, identity: str) -> str:
+    def _fault(self, identity: str, domain: Domain) -> str:
         """Why the card that should be there has no figures in the present sample; empty when it has."""
-        card = next((card for card in self._cards.cards if _identity(card) == identity), None)
-        return "the driver does not list it any more" if card is None else card.fault
+        known = next((card for card in self._cards.cards if _identity(card) == identity), None)
+        if known is not None:
+            return known.fault
+        nameless = (card.fault for card in self._cards.cards if card.fault and f"gpu{card.index}" == domain)
+        return next(nameless, "the driver does not list it any more")  # what is lost often cannot say its UUID either
 
     def _tell(self, found: Mapping[Domain, str]) -> None:
         """Log what changed about cards that cannot be read."""
