@@ -46,7 +46,6 @@ def check_deployment(document: Deployment, registered: Registered) -> None:
     known.check_served_name(document.routes[0] if document.routes else document.name)
     check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
     check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)
-    known.check(document, registered)
 
 
 def _check_profile(document: Deployment, registered: Registered) -> None:
@@ -56,7 +55,7 @@ def _check_profile(document: Deployment, registered: Registered) -> None:
         raise Refusal(
             "capability_missing:deep_park",
             f"{document.name}: residency is {document.residency}, and the profile {registered.name} does not park "
-            "(security.deep_park: disabled). Use residency: restart_only, or register the engine with --deep-park enabled",
+            "(security.deep_park: disabled). Use residency: restart_only, or register it with --deep-park enabled",
         )
     if document.engine_config.trust_remote_code and not security.trust_remote_code:
         raise Refusal(

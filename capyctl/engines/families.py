@@ -14,7 +14,6 @@ import attrs
 
 from capyctl.control.spec import Traits
 from capyctl.documents.deployment import Deployment
-from capyctl.documents.deployment import Deployment
 from capyctl.engines.adapter import Adapter
 from capyctl.engines.custom import options as custom_options
 from capyctl.engines.custom.adapter import CustomAdapter
@@ -57,8 +56,6 @@ class Family:
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
     toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
     """(program, CUDA toolkit) -> nothing. Raises: Refusal `toolchain_missing` naming what a launch would lack."""
-    check: Callable[[Deployment, Registered], None] = lambda document, registered: None
-    """What the family asks of a deployment beyond its fields and options. Raises: Refusal."""
 
 
 def _measure_llamacpp(executable: Path) -> Measurement:
