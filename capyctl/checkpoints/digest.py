@@ -70,8 +70,43 @@ class StatCache:
             if self.path is not None:
                 _save(self.path, self._hashes)
 
+    def vouch(self, listing: Listing, digest: str) -> None:
+        """Take a declared digest for a listing without reading its large files, for as long as they stay as they are.
+
+        Kept among the hashes, under a name that no file has.
+        """
+        signature = _signature(listing)
+        with self._lock:
+            self._hashes.pop(_vouched(listing, digest), None)
+            self._hashes[_vouched(listing, digest)] = (_NO_FILE, signature)
+            if self.path is not None:
+                _save(self.path, self._hashes)
+
+    def vouched(self, listing: Listing, digest: str) -> bool:
+        """Whether that digest was taken for exactly these files: stat identities, and contents of small ones."""
+        with self._lock:
+            known = self._hashes.get(_vouched(listing, digest))
+        return known is not None and known[1] == _signature(listing)
+
 
 _Hashes = dict[str, tuple[tuple[int, int, int, int, int], str]]
+_NO_FILE = (0, 0, 0, 0, 0)
+
+
+def _vouched(listing: Listing, digest: str) -> str:
+    return f"{digest} {listing.directory}"
+
+
+def _signature(listing: Listing) -> str:
+    rows = [
+        [file.path, *file.identity] if file.size_bytes > SMALL_FILE_BYTES else [file.path, _hash_file(file, _unheard)]
+        for file in listing.files
+    ]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def _unheard(done: int) -> None:
+    """Nobody asked how far a small file was read."""
 
 
 def _load(path: Path) -> _Hashes:

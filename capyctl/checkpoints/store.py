@@ -1,6 +1,9 @@
 """Measuring and re-checking the checkpoints of a host, with one cache of stat identities. Everything blocks.
 
-Source: engines 5 (checkpoint gate); config 7.2.
+What is measured follows from the family that will load it: a GGUF for llama.cpp, safetensors and their
+`config.json` for engines that live in Python environments, any files for a custom engine.
+
+Source: engines 5 (checkpoint gate); config 5, 7.2; memory 5.4.
 """
 
 from __future__ import annotations
@@ -12,10 +15,15 @@ from typing import Any
 import attrs
 
 from capyctl.checkpoints.digest import Progress, StatCache, digest_listing
-from capyctl.checkpoints.directory import list_files, pick_gguf, resolve_model
+from capyctl.checkpoints.directory import Listing, list_files, pick_gguf, resolve_model
+from capyctl.checkpoints.drafts import draft_facts
 from capyctl.checkpoints.facts import gguf_facts
+from capyctl.checkpoints.tensor_facts import tensor_facts
 from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.engine_config import FAMILIES
 from capyctl.errors import Refusal
+
+LLAMACPP, CUSTOM = "llamacpp", "custom"
 
 
 @attrs.frozen(kw_only=True)
@@ -33,6 +41,8 @@ class CheckpointStore:
     Args:
       cache_file: where hashes are remembered; None keeps them in memory.
       fixed_args: the arguments that a profile adds to every launch: some of them decide about memory.
+      family_of: the family of a profile; without it the document's own word counts.
+      trust_declared: a digest that a document declares is taken without reading large files (config 5).
     """
 
     def __init__(
@@ -40,10 +50,15 @@ class CheckpointStore:
         cache_file: Path | None,
         models_root: Path | None,
         fixed_args: Callable[[str], Sequence[str]] | None = None,
+        *,
+        family_of: Callable[[str], str] | None = None,
+        trust_declared: bool = False,
     ) -> None:
         self.cache = StatCache(cache_file)
         self.models_root = models_root
         self.fixed_args = fixed_args
+        self.family_of = family_of
+        self.trust_declared = trust_declared
 
     def resolve(self, model: str) -> Path:
         """The directory of a local model. Raises: Refusal `invalid_root`."""
@@ -58,31 +73,54 @@ class CheckpointStore:
           document expects another digest.
         """
         wanted = document if isinstance(document, Deployment) else parse_deployment(document, "the deployment")
-        block = wanted.engine_config.llamacpp
         listing = list_files(model_dir, self.models_root)
-        pick = pick_gguf(
-            listing,
-            block.gguf_file if block is not None else None,
-            block.mmproj_file if block is not None else None,
-        )
+        fixed = list(self.fixed_args(wanted.profile)) if self.fixed_args is not None else []
         # Headers first: a file that is no model is refused before its gigabytes are read.
-        facts = gguf_facts(listing, pick)
-        digest = digest_listing(listing, self.cache, progress=progress).digest
+        facts = self._facts(listing, wanted, fixed)
         expected = wanted.model.expected_digest
+        if self.trust_declared and expected is not None:
+            self.cache.vouch(listing, expected)
+            digest = expected
+        else:
+            digest = digest_listing(listing, self.cache, progress=progress).digest
         if expected is not None and expected != digest:
             raise Refusal(
                 "checkpoint_mismatch",
                 f"{model_dir} has the digest {digest} and model.content_fingerprint expects {expected}",
             )
-        fixed = list(self.fixed_args(wanted.profile)) if self.fixed_args is not None else []
         return Checkpoint(digest=digest, weight_bytes=int(facts["weight_bytes"]), facts={**facts, "host_args": fixed})
+
+    def _facts(self, listing: Listing, wanted: Deployment, fixed: Sequence[str]) -> dict[str, Any]:
+        family = self._family(wanted)
+        if family == LLAMACPP:
+            block = wanted.engine_config.llamacpp
+            pick = pick_gguf(
+                listing,
+                block.gguf_file if block is not None else None,
+                block.mmproj_file if block is not None else None,
+            )
+            return gguf_facts(listing, pick)
+        if family == CUSTOM:
+            # Its program decides what it reads; its memory is stated, so this is for time limits and status alone.
+            return {"format": "files", "weight_bytes": listing.total_bytes, "context_trained": None}
+        facts = tensor_facts(listing)
+        draft = draft_facts(wanted, family, [*fixed, *wanted.engine_config.extra_args], self.models_root)
+        return facts if draft is None else {**facts, "draft": draft}
+
+    def _family(self, wanted: Deployment) -> str:
+        if self.family_of is not None:
+            return self.family_of(wanted.profile)
+        return wanted.family if wanted.family in (*FAMILIES, CUSTOM) else LLAMACPP
 
     def verify(self, model_dir: Path, digest: str, progress: Progress | None = None) -> None:
         """P-DIGEST: what lies there now is what was measured. Small files are read again, changed ones as well.
 
         Raises: Refusal `checkpoint_mismatch`.
         """
-        present = digest_listing(list_files(model_dir, self.models_root), self.cache, progress=progress).digest
+        listing = list_files(model_dir, self.models_root)
+        if self.cache.vouched(listing, digest):
+            return
+        present = digest_listing(listing, self.cache, progress=progress).digest
         if present != digest:
             raise Refusal(
                 "checkpoint_mismatch",

@@ -110,7 +110,9 @@ class Plan:
     """What one revision needs on one host, resolved once and frozen (memory 5, 9).
 
     `provenance` is per phase: derived, declared, measured or whole_host. `context_reason` says why a
-    fitted context is what it is; None when the document stated it.
+    fitted context is what it is; None when the document stated it. `pools` is what the engine is told of its
+    memory, bytes and counts: `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`; what is not
+    there is the engine's own to decide.
     """
 
     phases: Mapping[Phase, Allocation]
@@ -121,6 +123,7 @@ class Plan:
     context_reason: str | None = None
     slots: int = 4
     facts: Mapping[str, str] = attrs.field(factory=dict)  # shown in status, never decided on
+    pools: Mapping[str, int] = attrs.field(factory=dict)
 
     def at(self, phase: Phase) -> Allocation:
         """The allocation of `phase`; NONE needs nothing."""

@@ -60,7 +60,7 @@ def host_identity(state_dir: Path, name: str) -> HostId:
     """
     path = state_dir / IDENTITY_FILE
     try:
-        stored = json.loads(path.read_text("utf-8"))
+        stored = json.loads(places.read_owned(str(path), 4096))
         identity, known = str(stored["host_id"]), str(stored["name"])
     except FileNotFoundError:
         identity = ulid.fresh()
@@ -129,7 +129,13 @@ async def machine(
                 state_dir=state_dir,
                 models_root=models,
                 registry=registry,
-                checkpoints=CheckpointStore(state_dir / DIGESTS_FILE, models, registry.fixed_args),
+                checkpoints=CheckpointStore(
+                    state_dir / DIGESTS_FILE,
+                    models,
+                    registry.fixed_args,
+                    family_of=lambda profile: registry.registered(profile).engine,
+                    trust_declared=half.checkpoints.trust_declared_digest,
+                ),
                 journal=journal,
                 ingress=ingress,
                 observer=observer,

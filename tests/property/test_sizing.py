@@ -8,48 +8,14 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from sizing_values import GIB, MIB, cards, plain, spark
 
 from capyctl.checkpoints import kv_cache
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.errors import CapyError
-from capyctl.fsm.types import Bytes, Device, Domain, HostId, Phase
-from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, Plan
-
-GIB, MIB = 1 << 30, 1 << 20
-
-
-def domain(kind: DomainKind, total: int, managed: int, reserve: int = 0, device: str | None = None) -> DomainPolicy:
-    return DomainPolicy(
-        kind=kind,
-        capacity_bytes=Bytes(total),
-        managed_bytes=Bytes(managed),
-        reserve_bytes=Bytes(reserve),
-        parked_bytes=Bytes(0),
-        device=Device(device) if device else None,
-    )
-
-
-def host(**domains: DomainPolicy) -> HostPolicy:
-    return HostPolicy(host=HostId("H"), name="box", domains={Domain(name): limits for name, limits in domains.items()})
-
-
-def plain(managed: int = 64 * GIB) -> HostPolicy:
-    """A machine without a GPU."""
-    return host(unified=domain(DomainKind.UNIFIED, 2 * managed, managed))
-
-
-def spark(managed: int = 97 * GIB) -> HostPolicy:
-    """One pool with a GPU on it."""
-    return host(unified=domain(DomainKind.UNIFIED, 122 * GIB, managed, device="gpu0"))
-
-
-def cards() -> HostPolicy:
-    return host(
-        system=domain(DomainKind.DISTINCT, 64 * GIB, 32 * GIB),
-        gpu0=domain(DomainKind.DEVICE, 24 * GIB, 22 * GIB, device="gpu0"),
-        gpu1=domain(DomainKind.DEVICE, 48 * GIB, 44 * GIB, device="gpu1"),
-    )
+from capyctl.fsm.types import Bytes, Domain, Phase
+from capyctl.ledger.types import HostPolicy, Plan
 
 
 def facts(
@@ -117,10 +83,10 @@ def test_on_unified_memory_with_a_gpu_the_reference_values_come_out() -> None:
 
 def test_on_a_card_weights_are_scaled_and_system_memory_is_charged_beside() -> None:
     plan = derive_plan(facts(10 * GIB), deployment({"memory": {"kv_cache": "2GiB"}}), cards())
-    assert on(plan, Phase.READY, "gpu0") == 11 * GIB + 2 * GIB + 5 * GIB // 4
+    assert on(plan, Phase.READY, "gpu1") == 11 * GIB + 2 * GIB + 5 * GIB // 4
     assert on(plan, Phase.READY, "system") == 4 * GIB
-    chosen = deployment({"memory": {"kv_cache": "2GiB"}}, devices=[{"id": "gpu1"}], host="box")
-    assert Domain("gpu1") in derive_plan(facts(10 * GIB), chosen, cards()).at(Phase.COLD).bytes
+    chosen = deployment({"memory": {"kv_cache": "2GiB"}}, devices=[{"id": "gpu0"}], host="box")
+    assert Domain("gpu0") in derive_plan(facts(10 * GIB), chosen, cards()).at(Phase.COLD).bytes
     assert code_of(facts(1), deployment(devices=[{"id": "gpu7"}], host="box"), cards()) == "host_ineligible"
 
 
@@ -224,7 +190,7 @@ def test_the_short_resources_form_is_one_sum_on_one_pool() -> None:
     assert on(plan, Phase.COLD) == on(plan, Phase.READY) == 10 * GIB
     assert set(plan.provenance.values()) == {"declared"}
     split = derive_plan(facts(4 * GIB), deployment(resources={"gpu": "8GiB", "ram": "2GiB"}), cards())
-    assert dict(split.at(Phase.READY).bytes) == {"gpu0": 8 * GIB, "system": 2 * GIB}
+    assert dict(split.at(Phase.READY).bytes) == {"gpu1": 8 * GIB, "system": 2 * GIB}
 
 
 def test_the_phases_form_is_charged_as_it_is_written() -> None:
@@ -283,7 +249,7 @@ def test_a_context_above_the_trained_one_is_refused() -> None:
 
 def test_what_can_never_fit_is_refused_with_figures_at_once() -> None:
     assert code_of(facts(70 * GIB), deployment(), plain()) == "insufficient_resources"
-    assert code_of(facts(22 * GIB), deployment(), cards()) == "insufficient_device_memory"
+    assert code_of(facts(44 * GIB), deployment(), cards()) == "insufficient_device_memory"
 
 
 # --- for every model -------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""Which tier a deployment's memory is held in while nobody uses it: what its document says, else by the hardware.
+
+One tier per deployment, settled when its checkpoint is measured; there is no ladder at run time. What only the
+profile decides (a host that opted out, a build that cannot) is settled before, in `capyctl.engines.parking`.
+
+Source: engines 6.4, 7.4, 13.1; memory 9; config 16.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from capyctl.checkpoints.phases import HOST_OVERHEAD_BYTES, Machine, host_copy_bytes, machine_of, states_parking
+from capyctl.checkpoints.sizing import weights_of
+from capyctl.documents.deployment import Deployment
+from capyctl.errors import Refusal
+from capyctl.fsm.types import Residency
+from capyctl.ledger.types import HostPolicy
+from capyctl.units import gib
+
+
+def settle(
+    facts: Mapping[str, Any], document: Deployment, policy: HostPolicy, *, family: str, provisional: Residency
+) -> Residency:
+    """The residency of a measured deployment on one host.
+
+    Args:
+      provisional: what the document and the profile settled without the checkpoint; `restart_only` stays.
+    Raises: Refusal `host_backed_unavailable` or `capability_missing:deep_park` for a declared residency that
+      this machine or this model cannot keep, naming what to declare instead.
+    """
+    if not provisional.parks:
+        return Residency.RESTART_ONLY
+    declared = document.residency is not None
+    why = wakes_wrong(facts, family)
+    if why is not None:
+        if not declared:
+            return Residency.RESTART_ONLY
+        raise Refusal(
+            "capability_missing:deep_park",
+            f"{document.name}: residency: {provisional.value}: {why}. Use residency: restart_only",
+        )
+    machine = machine_of(document, policy)
+    copy = host_copy_bytes(weights_of(facts), Residency.HOST_BACKED)
+    if declared:
+        if provisional is Residency.HOST_BACKED:
+            check_host_backed(document, machine, policy.name, copy)
+        return provisional
+    if not states_parking(document):
+        return Residency.RESTART_ONLY  # its resources say nothing of a parked engine
+    if not machine.has_gpu:
+        return Residency.RESTART_ONLY  # the engines' sleep modes are for GPUs: they refuse to start with them
+    return Residency.HOST_BACKED if machine.card and copy + HOST_OVERHEAD_BYTES <= room(machine) else Residency.DEEP
+
+
+def check_host_backed(document: Deployment, machine: Machine, host: str, copy_bytes: int) -> None:
+    """Refuse a declared host copy that this machine cannot hold.
+
+    Args:
+      copy_bytes: 1.5 x the weights; 0 while they are not known.
+    Raises: Refusal `host_backed_unavailable`.
+    """
+    if not machine.card:
+        raise Refusal(
+            "host_backed_unavailable",
+            f"{document.name}: residency: host_backed: {host} has one memory for GPU and CPU, so a copy frees nothing. "
+            "Use residency: deep",
+        )
+    needed = copy_bytes + HOST_OVERHEAD_BYTES
+    if document.resources is None and needed > room(machine):
+        raise Refusal(
+            "host_backed_unavailable",
+            f"{document.name}: residency: host_backed: the copy of the weights and the engine need {gib(needed)} of "
+            f"{machine.system or 'host RAM'} on {host}, where {gib(room(machine))} may be parked. "
+            "Use residency: deep, or raise the parked limit",
+            details={"needs_bytes": needed, "limit_bytes": room(machine), "host": host},
+        )
+
+
+def room(machine: Machine) -> int:
+    """What parked engines may hold of the RAM beside a card."""
+    limits = machine.system_policy
+    return 0 if limits is None else min(limits.parked_bytes, limits.managed_bytes)
+
+
+def one_for_all(residencies: Iterable[Residency]) -> Residency:
+    """One tier for a deployment that may run on several hosts: what each of them can keep."""
+    found = set(residencies)
+    if len(found) == 1:
+        return found.pop()
+    return Residency.RESTART_ONLY if Residency.RESTART_ONLY in found else Residency.DEEP
+
+
+def wakes_wrong(facts: Mapping[str, Any], family: str) -> str | None:
+    """Why this model cannot be parked on that engine, or None. Source: engines 6.4, 7.4; memory 9."""
+    words = " ".join([str(facts.get("model_type") or ""), *map(str, facts.get("architectures") or ())]).lower()
+    plain = words.replace("_", "").replace("-", "")
+    if "gptoss" in plain:
+        return "the weights of gpt-oss cannot be loaded again after a park"
+    if family == "vllm" and "nemotron" in plain and ("vl" in plain.split("nemotron", 1)[1]):
+        return "this model answers wrongly after a wake"
+    quantization = str(facts.get("quantization") or "").lower()
+    if family == "sglang" and "modelopt" in quantization:
+        return "SGLang cannot load ModelOpt weights again after a park"
+    return None

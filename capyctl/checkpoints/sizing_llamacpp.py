@@ -1,0 +1,198 @@
+"""The sums of llama.cpp: a cache that is allocated whole at start, from a GGUF's header. Pure.
+
+Source: memory 5.12; engines 9.3; decisions 3, 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capyctl.checkpoints import kv_cache
+from capyctl.checkpoints.phases import GIB, MIB, Machine, Needs
+from capyctl.documents.deployment import Deployment
+from capyctl.errors import Refusal
+from capyctl.ledger.types import Allocation
+from capyctl.units import gib
+
+DEFAULT_SLOTS = 4
+FALLBACK_CONTEXT = 4096
+_INT_MAX = 2**31 - 1
+
+
+def margin(machine: Machine, weights: int) -> int:
+    """What the engine needs beside weights and cache. On a card the weights are scaled instead."""
+    if machine.card:
+        return -(-weights // 10)
+    if not machine.has_gpu:
+        return max(256 * MIB, -(-weights // 10))
+    return max(8 * GIB, -(-weights * 15 // 100) + 4 * GIB)
+
+
+def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine) -> Needs:
+    """Request, start peak and context of a document that states no `resources`.
+
+    Raises: Refusal as `sizing.derive_plan`.
+    """
+    slots = document.engine_config.max_concurrent_requests or DEFAULT_SLOTS
+    memory = document.engine_config.memory
+    weights = int(facts["weight_bytes"])
+    per_token, why = _per_token(facts, document)
+    if per_token is None and memory.kv_cache is None:
+        raise Refusal(
+            "no_safe_estimate",
+            f"the memory of {document.name} cannot be derived: {why}. "
+            "State engine_config.memory.kv_cache, or resources",
+        )
+    declared = _declared_context(facts, document, slots)
+    beside = margin(machine, weights)
+    budget, cache = _budget(document, machine, weights, declared, slots, per_token)
+    context, reason = _fit(facts, declared, slots, per_token, budget, why)
+    if cache is None:
+        # Neither is stated: the engine allocates what the context needs, and that is what is charged.
+        cache = slots * kv_cache.pad(context) * (per_token or 0)
+    request = memory.request.bytes if memory.request is not None else weights + cache + beside
+    startup = memory.startup.bytes if memory.startup is not None else request
+    if startup < request:
+        raise Refusal(
+            "invalid_config",
+            f"engine_config.memory.startup: {gib(startup)} is less than the {gib(request)} it needs once it serves",
+        )
+    return Needs(
+        request=request,
+        startup=startup,
+        cache=cache,
+        context=context,
+        reason=reason,
+        slots=slots,
+        declared_request=memory.request is not None,
+        declared_startup=memory.startup is not None,
+    )
+
+
+def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Machine, ready: Allocation) -> Needs:
+    """Context and slots beside a `resources` block, which states the operator's own sums."""
+    slots = document.engine_config.max_concurrent_requests or DEFAULT_SLOTS
+    weights = int(facts["weight_bytes"])
+    left = sum(ready.bytes.values()) - weights - margin(machine, weights)
+    context, reason = _context_beside_resources(facts, document, slots, left)
+    return Needs(
+        request=0,
+        startup=0,
+        cache=None,
+        context=context,
+        reason=reason,
+        slots=slots,
+        declared_request=True,
+        declared_startup=True,
+    )
+
+
+def _context_beside_resources(
+    facts: Mapping[str, Any], document: Deployment, slots: int, left: int
+) -> tuple[int, str | None]:
+    declared = _declared_context(facts, document, slots)
+    per_token, why = _per_token(facts, document)
+    stated = document.engine_config.memory.kv_cache
+    budget = stated.bytes if stated is not None else left
+    if declared is None and budget <= 0:
+        raise Refusal(
+            "checkpoint_unusable",
+            f"the ready phase of resources leaves no KV cache beside the weights of {document.name}",
+        )
+    if declared is not None and stated is None:
+        return declared, None  # resources are the operator's own sums
+    return _fit(facts, declared, slots, per_token, budget, why)
+
+
+def _arguments(facts: Mapping[str, Any], document: Deployment) -> list[str]:
+    return [*map(str, facts.get("host_args") or ()), *document.engine_config.extra_args]
+
+
+def _per_token(facts: Mapping[str, Any], document: Deployment) -> tuple[int | None, str | None]:
+    """Cache bytes per token and slot, or None and why not."""
+    config = document.engine_config
+    args = _arguments(facts, document)
+    gpu_layers = config.llamacpp.n_gpu_layers if config.llamacpp is not None else "all"
+    cache_type = config.kv_cache_dtype or kv_cache.DEFAULT_TYPE
+    flash = kv_cache.flash_attention_on(cache_type, args)
+    why = kv_cache.unaccounted(facts, gpu_layers, args)
+    if why is not None:
+        return None, why
+    return kv_cache.bytes_per_token(facts, cache_type, flash_attention=flash), None
+
+
+def _budget(
+    document: Deployment, machine: Machine, weights: int, declared: int | None, slots: int, per_token: int | None
+) -> tuple[int, int | None]:
+    """(bytes that the context may be fitted to, bytes to charge when they are stated)."""
+    memory = document.engine_config.memory
+    if memory.kv_cache is not None:
+        return memory.kv_cache.bytes, memory.kv_cache.bytes
+    if memory.request is not None:
+        left = memory.request.bytes - weights - margin(machine, weights)
+        if left <= 0:
+            raise Refusal(
+                "checkpoint_unusable",
+                f"engine_config.memory.request of {gib(memory.request.bytes)} leaves no KV cache beside "
+                f"{gib(weights)} of weights and {gib(margin(machine, weights))} of margin",
+                details={"weight_bytes": weights, "margin_bytes": margin(machine, weights)},
+            )
+        return left, left
+    if declared is not None and per_token is not None:
+        return slots * kv_cache.pad(declared) * per_token, None
+    return machine.default_kv_bytes, None
+
+
+def _declared_context(facts: Mapping[str, Any], document: Deployment, slots: int) -> int | None:
+    context, trained = document.engine_config.context_length, facts.get("context_trained")
+    if context is None:
+        return None
+    if trained is not None and context > trained:
+        raise Refusal(
+            "invalid_config",
+            f"engine_config.context_length: {context} is above the {trained} that the model was trained on",
+        )
+    if slots * kv_cache.pad(context) > _INT_MAX:
+        raise Refusal(
+            "invalid_config", f"engine_config: {slots} slots of {context} tokens are more than the engine can count"
+        )
+    return context
+
+
+def _fit(
+    facts: Mapping[str, Any], declared: int | None, slots: int, per_token: int | None, budget: int, why: str | None
+) -> tuple[int, str | None]:
+    """The context of one slot, and why it is that when the document does not say. Source: memory 6."""
+    trained = facts.get("context_trained")
+    if per_token is None:
+        if declared is not None:
+            return declared, None
+        context = min(FALLBACK_CONTEXT, trained or FALLBACK_CONTEXT)
+        return context, f"{context} tokens, since the cache cannot be derived: {why}"
+    if declared is not None:
+        needed = slots * kv_cache.pad(declared) * per_token
+        if needed > budget:
+            needs, left = gib(needed), gib(budget)
+            if needs == left:  # rounded to the same figure, which would explain nothing
+                needs, left = f"{-(-needed // MIB)} MiB", f"{budget // MIB} MiB"
+            raise Refusal(
+                "checkpoint_unusable",
+                f"{slots} slots of {declared} tokens need {needs} of KV cache and {left} is left for it. "
+                "Lower context_length or max_concurrent_requests, or raise memory",
+                details={"needs_bytes": needed, "budget_bytes": budget},
+            )
+        return declared, None
+    tokens = budget // (slots * per_token)
+    tokens = min(tokens, _INT_MAX // slots) // kv_cache.CONTEXT_STEP * kv_cache.CONTEXT_STEP
+    if tokens < kv_cache.CONTEXT_STEP:
+        needed = slots * kv_cache.CONTEXT_STEP * per_token
+        raise Refusal(
+            "checkpoint_unusable",
+            f"{gib(budget)} of KV cache holds no {kv_cache.CONTEXT_STEP} tokens in each of {slots} slots; "
+            f"{gib(needed)} would. Lower max_concurrent_requests or raise memory.kv_cache",
+            details={"needs_bytes": needed, "budget_bytes": budget},
+        )
+    if trained is not None and trained <= tokens:
+        return trained, f"the {trained} tokens that the model was trained on, in each of {slots} slots"
+    return tokens, f"fitted to {gib(budget)} of KV cache over {slots} slots"

@@ -1,0 +1,141 @@
+"""What sizing needs to know of a checkpoint in safetensors files, as a JSON-able dictionary that is stored.
+
+The directory of vLLM, SGLang and TensorFold: `config.json`, weight files with an index when there are
+several, a tokenizer's files. Headers are read, tensors never.
+
+Source: engines 5; memory 5.1, 5.4, 5.15.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from capyctl.checkpoints.directory import Listing, ModelFile
+from capyctl.checkpoints.model_config import describe
+from capyctl.checkpoints.safetensors import Header, read_header
+from capyctl.errors import Refusal
+
+CONFIG_FILE = "config.json"
+INDEX_SUFFIX = ".safetensors.index.json"
+CONFIG_BYTES_MAX = 4 << 20
+INDEX_BYTES_MAX = 64 << 20
+_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
+_MODELOPT_FILE = "hf_quant_config.json"
+
+
+def tensor_facts(listing: Listing) -> dict[str, Any]:
+    """Read `config.json`, the index and every weight file's header, and put together what sizing needs.
+
+    Returns: `format`, `weight_bytes` (the weight files' sizes), `tensor_bytes`, `weight_files`, `tensors`,
+      `tokenizer` (whether its files are there), and everything of `model_config.describe`.
+    Raises: Refusal `checkpoint_unusable` naming the file that cannot be used or is missing.
+    """
+    config = read_json(listing, CONFIG_FILE, CONFIG_BYTES_MAX)
+    names = weight_files(listing)
+    headers = {name: read_header(_file(listing, name).real, name) for name in names}
+    _check_index(listing, headers)
+    shape = describe(config)
+    if shape["quantization"] is None and listing.find(_MODELOPT_FILE) is not None:
+        shape["quantization"] = "modelopt"
+    return {
+        "format": "safetensors",
+        "weight_bytes": sum(_file(listing, name).size_bytes for name in names),
+        "tensor_bytes": sum(header.tensor_bytes for header in headers.values()),
+        "weight_files": len(names),
+        "tensors": sum(len(header.tensors) for header in headers.values()),
+        "tokenizer": any(listing.find(name) is not None for name in _TOKENIZERS),
+        **shape,
+    }
+
+
+def weight_files(listing: Listing) -> tuple[str, ...]:
+    """The files that an engine loads: those of the index, else every safetensors file of the top directory.
+
+    Raises: Refusal `checkpoint_unusable` when there is none, or a set is not complete.
+    """
+    index = _index(listing)
+    if index is not None:
+        wanted = _mapped(listing, index)
+        return tuple(sorted(set(wanted.values())))
+    names = [file.path for file in listing.files if file.path.endswith(".safetensors") and "/" not in file.path]
+    if not names:
+        raise Refusal("checkpoint_unusable", f"{listing.directory} holds no .safetensors file")
+    for name in names:
+        _check_set(name, names)
+    return tuple(names)
+
+
+def _index(listing: Listing) -> str | None:
+    names = [file.path for file in listing.files if file.path.endswith(INDEX_SUFFIX) and "/" not in file.path]
+    usual = f"model{INDEX_SUFFIX}"
+    if usual in names:
+        return usual
+    if len(names) > 1:
+        raise Refusal("checkpoint_unusable", f"{listing.directory} holds several indexes: {', '.join(names[:4])}")
+    return names[0] if names else None
+
+
+def _mapped(listing: Listing, index: str) -> dict[str, str]:
+    """Tensor name to the file that the index names for it."""
+    mapping = read_json(listing, index, INDEX_BYTES_MAX).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise Refusal("checkpoint_unusable", f"{index} has no weight_map")
+    for name in set(map(str, mapping.values())):
+        if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
+            raise Refusal("checkpoint_unusable", f"{index} names {name[:200]!r}, which is no weight file beside it")
+        if listing.find(name) is None:
+            raise Refusal("checkpoint_unusable", f"{name} is missing; {index} names it")
+    return {str(tensor): str(name) for tensor, name in mapping.items()}
+
+
+def _check_set(name: str, names: Sequence[str]) -> None:
+    match = _SHARD.match(name)
+    if match is None:
+        return
+    for number in range(1, int(match["count"]) + 1):
+        other = f"{match['stem']}-{number:05}-of-{match['count']}.safetensors"
+        if other not in names:
+            raise Refusal("checkpoint_unusable", f"{other} is missing; {name} belongs to the same set")
+
+
+def _check_index(listing: Listing, headers: dict[str, Header]) -> None:
+    index = _index(listing)
+    if index is None:
+        return
+    for tensor, name in _mapped(listing, index).items():
+        if tensor not in headers[name].tensors:
+            raise Refusal("checkpoint_unusable", f"{name} does not hold {tensor[:200]!r}, which {index} says it does")
+
+
+def _file(listing: Listing, name: str) -> ModelFile:
+    found = listing.find(name)
+    if found is None:
+        raise Refusal("checkpoint_unusable", f"{name} is missing in {listing.directory}")
+    return found
+
+
+def read_json(listing: Listing, name: str, most: int) -> dict[str, Any]:
+    """A JSON object of the checkpoint, at most `most` bytes of it.
+
+    Raises: Refusal `checkpoint_unusable` naming the file.
+    """
+    file = _file(listing, name)
+    if file.size_bytes > most:
+        raise Refusal("checkpoint_unusable", f"{name} has {file.size_bytes} bytes; at most {most} are read")
+    try:
+        descriptor = os.open(file.real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as stream:
+            parsed = json.loads(stream.read(most + 1))
+    except OSError as error:
+        raise Refusal("checkpoint_unusable", f"{name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise Refusal("checkpoint_unusable", f"{name} is not JSON") from None
+    if not isinstance(parsed, dict):
+        raise Refusal("checkpoint_unusable", f"{name} is not a JSON object")
+    return parsed
