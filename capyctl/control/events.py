@@ -110,13 +110,17 @@ class DrainAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class RevisionResolved(Event):
-    """The checkpoint was measured and the revision resolves on at least one allowed host."""
+    """The checkpoint was measured and the revision resolves on at least one allowed host.
+
+    `residency` is settled by hardware and model where the document states none; None: as it was accepted.
+    """
 
     deployment: DeploymentId
     revision: int
     digest: str
     weight_bytes: Bytes
     plans: Mapping[HostId, Plan]
+    residency: Residency | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -297,6 +301,14 @@ class LoadReported(Event):
 
 
 @attrs.frozen(kw_only=True)
+class EngineSilent(Event):
+    """An engine answers no gauge, for longer than slowness explains. Told again while that is so."""
+
+    incarnation: Incarnation
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class ReadyStored(Event):
     """The record that this incarnation is READY is durable: its gate may open (W5)."""
 
@@ -418,7 +430,7 @@ EVENTS: tuple[type[Event], ...] = (
     HostOnline, HostOffline, Observed,
     Spawned, LaunchReady, LaunchFailed, OrderLost, IdleGateEnded, Terminated, TerminateUnproven, Probed,
     ParkConfirmed, ParkRefused, WakeConfirmed, WakeFailed,
-    EngineExited, LoadReported, ReadyStored,
+    EngineExited, LoadReported, EngineSilent, ReadyStored,
     RequestArrived, RequestSent, RequestNotAccepted, FirstOutput, RequestFinished, RequestRecorded,
     EngineRejected, EngineErrored, UpstreamLost, ClientGone, UpstreamEnded, AbortAcknowledged, AbortUnanswered,
     Ticked, ControllerStarted,

@@ -149,8 +149,8 @@ def _fact(book: Book, event: e.Outcome) -> facts.Fact | None:
             return facts.ParkRefused(now_ms=at, token=token, code=code, reason=reason, unsent=unsent)
         case e.WakeConfirmed(back=back, usable=usable, canary=canary, same=same):
             return facts.WakeConfirmed(now_ms=at, token=token, back=back, usable=usable, canary=canary, same=same)
-        case e.WakeFailed(code=code, reason=reason, mismatch=mismatch):
-            return facts.WakeFailed(now_ms=at, token=token, code=code, reason=reason, mismatch=mismatch)
+        case e.WakeFailed(code=code, reason=reason, mismatch=mismatch, unsent=unsent):
+            return facts.WakeFailed(now_ms=at, token=token, code=code, reason=reason, mismatch=mismatch, unsent=unsent)
         case _:
             raise InvariantBroken(f"{type(event).__name__} is no outcome")
 

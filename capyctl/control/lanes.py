@@ -175,6 +175,7 @@ def _send(book: Book, lane: Lane, effect: fx.HostEffect) -> None:
                     plan=plan_of(book, lane),
                     gate_closed_at_ms=effect.gate_closed_at_ms,
                     processes=effect.processes,
+                    deadline_ms=effect.deadline_ms,
                 )
             )
         case fx.SendRestore():

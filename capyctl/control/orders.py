@@ -91,6 +91,7 @@ class Release(HostOrder):
     plan: Plan
     gate_closed_at_ms: Millis
     processes: tuple[ProcessIdentity, ...]
+    deadline_ms: Millis
 
 
 @attrs.frozen(kw_only=True)

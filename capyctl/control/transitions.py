@@ -95,7 +95,16 @@ ChangeClaim = Callable[[Change], bool]
 
 RUNNING = request.IN_ENGINE | {request.Phase.ADMITTED}
 
-Proving = e.LaunchReady | e.LaunchFailed | e.Terminated | e.Probed | e.ParkConfirmed | e.ParkRefused | e.WakeConfirmed
+Proving = (
+    e.LaunchReady
+    | e.LaunchFailed
+    | e.Terminated
+    | e.Probed
+    | e.ParkConfirmed
+    | e.ParkRefused
+    | e.WakeConfirmed
+    | e.WakeFailed
+)
 """Events that carry a proof which may lower a charge."""
 
 

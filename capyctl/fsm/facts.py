@@ -250,11 +250,15 @@ class WakeConfirmed(Outcome):
 
 @attrs.frozen(kw_only=True)
 class WakeFailed(Outcome):
-    """The wake failed, the processes are still recorded. `mismatch`: it answered otherwise than before."""
+    """The wake failed, the processes are still recorded. `mismatch`: it answered otherwise than before.
+
+    `unsent`: nothing was asked of the engine, which is parked as it was.
+    """
 
     code: str
     reason: str
     mismatch: bool = False
+    unsent: Unsent | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -332,6 +332,25 @@ def is_not_woken(state: State, event: f.WakeConfirmed) -> bool:
     return not _proves_wake(state, event)
 
 
+def _wake_unsent(state: State, event: f.WakeFailed) -> bool:
+    return is_answer(state, event) and event.unsent is not None and event.unsent.incarnation == state.run.incarnation
+
+
+def wake_refused_unsent(state: State, event: f.WakeFailed) -> bool:
+    """it answers the restore with P-UNSENT, and no stop waits"""
+    return _wake_unsent(state, event) and not _stopped(state)
+
+
+def wake_refused_unsent_and_stopped(state: State, event: f.WakeFailed) -> bool:
+    """it answers the restore with P-UNSENT, and a stop waits"""
+    return _wake_unsent(state, event) and _stopped(state)
+
+
+def wake_failed(state: State, event: f.WakeFailed) -> bool:
+    """it answers the restore, which may have been asked for"""
+    return is_answer(state, event) and not _wake_unsent(state, event)
+
+
 # --- guards: processes, requests, clock -------------------------------------------------------------
 
 
@@ -527,6 +546,12 @@ def stay_loaded(state: State, event: f.ParkRefused) -> State:
     return State(phase=state.phase, run=run)
 
 
+def stay_parked(state: State, event: f.WakeFailed) -> State:
+    """it is parked as it was, charged as parked again"""
+    run = attrs.evolve(_parked(state), wait_ends_at_ms=None, last_error=Problem(code=event.code, reason=event.reason))
+    return State(phase=state.phase, run=run)
+
+
 def _refusal(event: f.ParkRefused | f.ParkNotAdmitted) -> Problem:
     return Problem(code=event.code, reason=event.reason)
 
@@ -689,6 +714,12 @@ def settle_woken(state: State, event: f.WakeConfirmed) -> SettleDown:
     return SettleDown(phase=Phase.READY, proof=event.canary or event.usable)
 
 
+def settle_unwoken(state: State, event: f.WakeFailed) -> SettleDown:
+    """wake → parked, by P-UNSENT"""
+    assert event.unsent is not None  # the row's guard asked
+    return SettleDown(phase=Phase.PARKED, proof=event.unsent)
+
+
 def keep_larger(state: State, event: f.Fact) -> KeepLarger:
     """keep the largest of the phases around the unknown step"""
     if state.phase in PARKING:
@@ -782,6 +813,11 @@ def wake_refused(state: State, event: f.WakeNotAdmitted) -> StartEnded:
     return StartEnded(code=event.code, reason=event.reason)
 
 
+def wake_not_begun(state: State, event: f.WakeFailed) -> StartEnded:
+    """the wake ended: the refusal"""
+    return StartEnded(code=event.code, reason=event.reason)
+
+
 def wake_expired(state: State, event: f.Ticked) -> StartEnded:
     """the wake ended: `activation_timeout`"""
     reason = state.waits_for.reason if state.waits_for else "no memory came free in time"
@@ -852,7 +888,7 @@ def stop_due_pending(state: State, event: f.Fact) -> StopDue:
     return _due(state.run, _pending(state))
 
 
-def stop_due_pending_parked(state: State, event: f.ParkConfirmed) -> StopDue:
+def stop_due_pending_parked(state: State, event: f.ParkConfirmed | f.WakeFailed) -> StopDue:
     """to cleanup: the stop that waited, charged as parked"""
     return _due(_parked(state), _pending(state))
 
@@ -1099,8 +1135,14 @@ RESIDENCY: Machine[State] = Machine(
             emits=(keep_larger, gate_stop, stop_due_pending), why="It is to end anyway; the charge stays."),
         ignore(WAKING, f.WakeConfirmed, given=is_not_woken, why="Of an older wake, or proof of another run."),
         ignore(ANY - WAKING, f.WakeConfirmed, why="Of an older wake, which is classified."),
-        Row(when=WAKING, on=f.WakeFailed, given=is_answer, emits=(gate_stop, stop_due_failed_wake),
+        Row(when=WAKING, on=f.WakeFailed, given=wake_failed, emits=(gate_stop, stop_due_failed_wake),
             why="44: what did not come back as it was is ended with proof; this step accepts the internal stop."),
+        Row(when=WAKING, on=f.WakeFailed, given=wake_refused_unsent, to=P.PARKED, change=stay_parked,
+            emits=(settle_unwoken, wake_not_begun),
+            why="Nothing was asked of it: its copy is whole, and the next one who wants it tries again."),
+        Row(when=WAKING, on=f.WakeFailed, given=wake_refused_unsent_and_stopped,
+            emits=(settle_unwoken, gate_stop, stop_due_pending_parked),
+            why="Nothing was asked of it; the stop that waited runs now."),
         ignore(WAKING, f.WakeFailed, given=is_stale, why="Of an older wake."),
         ignore(ANY - WAKING, f.WakeFailed, why="Of an older wake, which is classified."),
         Row(when=ARMED, on=f.OrderLost, given=is_lost, emits=(keep_larger, run_uncertain, gate_left, became_uncertain),

@@ -241,6 +241,7 @@ def outcomes(run: Run, now: Millis) -> Iterator[f.Fact]:
         yield f.Restored(now_ms=now, token=token)
         for mismatch in (False, True):
             yield f.WakeFailed(now_ms=now, token=token, code="operation_failed", reason="no", mismatch=mismatch)
+        yield f.WakeFailed(now_ms=now, token=token, code="insufficient_memory", reason="full", unsent=unsent(run))
         yield f.IdleGateEnded(now_ms=now, token=token, verdict="busy", next_token=Token(last + 1))
         yield f.IdleGateEnded(now_ms=now, token=token, verdict="idle", next_token=token)
         for proof in gone_proofs(run):
@@ -355,6 +356,7 @@ def _answers(run: Run, now: Millis, token: Token) -> Iterator[f.Fact]:
         )
     for mismatch in (False, True):
         yield f.WakeFailed(now_ms=now, token=token, code="operation_failed", reason="no", mismatch=mismatch)
+    yield f.WakeFailed(now_ms=now, token=token, code="insufficient_memory", reason="full", unsent=unsent(run))
     yield f.Terminated(now_ms=now, token=token, proof=gone(run))
     yield f.TerminateUnproven(now_ms=now, token=token, reason="alive")
     yield f.Probed(now_ms=now, token=token)

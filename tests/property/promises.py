@@ -415,7 +415,8 @@ def parked_means_released(told: Told) -> bool:
             return told.nothing
         return after.phase is (C.PLANNED if run.pending else R.PARKED) and after.run.charged is Phase.PARKED
     adopted = isinstance(event, f.Probed) and event.resident is not None and event.same is not None
-    return after.phase is not R.PARKED or before.phase in {R.PARKED, R.WAKE_PLANNED} or adopted
+    never_asked = isinstance(event, f.WakeFailed) and event.unsent is not None and event.token == run.token
+    return after.phase is not R.PARKED or before.phase in {R.PARKED, R.WAKE_PLANNED} or adopted or never_asked
 
 
 def a_refused_park_changes_nothing(told: Told) -> bool:
@@ -506,6 +507,10 @@ def wakes_end_as_they_are_proven(told: Told) -> bool:
             if run.pending:
                 return after.phase is C.PLANNED and after.run.charged is (Phase.READY if checked else Phase.WAKE)
             return after.phase is (R.READY if checked else C.RECONCILING)
+        case f.WakeFailed(token=token, unsent=unsent) if token == run.token and unsent is not None:
+            if unsent.incarnation == run.incarnation:
+                return after.phase is (C.PLANNED if run.pending else R.PARKED) and after.run.charged is Phase.PARKED
+            return after.phase is C.PLANNED
         case f.WakeFailed(token=token, mismatch=mismatch) if token == run.token:
             assert isinstance(after, cleanup.State)
             assert after.stop is not None

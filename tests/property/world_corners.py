@@ -35,6 +35,7 @@ from capyctl.fsm.types import (
     Incarnation,
     Lane,
     Millis,
+    Phase,
     ProcessIdentity,
     Residency,
     Role,
@@ -507,7 +508,9 @@ def a_stop_waits_for_the_park_in_flight() -> None:
 
 
 def a_stop_waits_for_the_wake_in_flight() -> None:
-    for fault in ("wake_mute", "wake_fails", "wake_mismatch", "order_lost", "order_silent", ""):
+    for fault in (
+        "wake_mute", "wake_fails", "wake_mismatch", "wake_refused_unsent", "order_lost", "order_silent", ""
+    ):  # fmt: skip
         here, a = begun(DEEP)
         here.park(a)
         reaches(here, a, ResidencyPhase.PARKED)
@@ -520,6 +523,23 @@ def a_stop_waits_for_the_wake_in_flight() -> None:
         here.faults.percent = {}
         reaches(here, a, ActivationPhase.STOPPED, within_ms=900_000)
         assert not here.engines()
+
+
+def a_wake_that_was_never_asked_for_leaves_the_copy_as_it_was() -> None:
+    here, a = begun(DEEP)
+    here.park(a)
+    reaches(here, a, ResidencyPhase.PARKED)
+    here.faults.percent = {"wake_refused_unsent": 100}
+    client = here.ask("a")
+    reaches(here, a, ResidencyPhase.WAKE_ARMED)
+    reaches(here, a, ResidencyPhase.PARKED)
+    held = here.world.book.ledger.held_by(Lane(a, 0).owner)
+    assert held.phase is Phase.PARKED
+    assert client.told == "insufficient_memory"
+    assert len(here.launches) == 1
+    here.faults.percent = {}
+    serves_again(here)
+    assert len(here.launches) == 1
 
 
 def a_park_whose_answer_never_comes_is_looked_at_and_adopted() -> None:
@@ -1041,6 +1061,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     rows_of_requests_that_are_older_than_their_engines_end_are_let_go,
     a_stop_waits_for_the_park_in_flight,
     a_stop_waits_for_the_wake_in_flight,
+    a_wake_that_was_never_asked_for_leaves_the_copy_as_it_was,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
     a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled,
     a_start_while_it_parks_wakes_it_once_it_is_parked,

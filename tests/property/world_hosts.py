@@ -259,6 +259,10 @@ def restore(shell: Shell, host: Host, order: o.Restore) -> None:
     if engine is None or not engine.alive:
         shell.answer(order, e.WakeFailed, code="engine_error", reason="the engine is gone")
         return
+    if shell.faults.hits("wake_refused_unsent"):
+        unsent = Unsent(incarnation=engine.incarnation, refused_before_sending=True)
+        shell.answer(order, e.WakeFailed, code="insufficient_memory", reason="somebody took it", unsent=unsent)
+        return
     engine.moving = True
     began = shell.now
     hold(shell, engine, engine.model.plan.at(Phase.WAKE))

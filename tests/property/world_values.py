@@ -34,10 +34,10 @@ CUSTOM = Traits(family="custom", idle_signal=False)
 
 FAULTS = (
     "launch_never", "launch_refused", "files_changed", "exit_early", "load_stuck", "spawn_unheard", "crash_soon",
-    "crash_late",
+    "crash_late", "hangs",
     "order_lost", "order_silent", "order_late", "answer_twice", "probe_mute", "unkillable",
     "idle_busy", "idle_silent", "park_refused", "park_refused_unsent", "park_left", "park_dies",
-    "wake_fails", "wake_mismatch", "wake_mute", "helper_exit",
+    "wake_refused_unsent", "wake_fails", "wake_mismatch", "wake_mute", "helper_exit",
     "session_drop", "reboot", "forget", "stale", "foreign", "bad_sample",
     "refused_connection", "rejects", "errors", "upstream_lost", "engine_mute", "hang_up",
     "abort_mute", "eof_mute", "eof_late",
