@@ -42,7 +42,7 @@ class LaunchFacts:
     admin_key: str = attrs.field(default="", repr=False)
     residency: Residency = Residency.RESTART_ONLY  # what this launch may do with its memory; decides its switches
     parked: Mapping[str, int] = attrs.field(factory=dict)
-    pools: Mapping[str, int] = attrs.field(factory=dict)  # of the plan: kv_cache, kv_tokens, …, what was derived of them
+    pools: Mapping[str, int] = attrs.field(factory=dict)  # of the plan, as its `pools`
     capacity: Mapping[str, int] = attrs.field(factory=dict)  # what each domain has in all
     available: Mapping[str, int] = attrs.field(factory=dict)  # what each domain had free when this was prepared
     device_env: Mapping[str, str] = attrs.field(factory=dict)  # shows the engine its cards and no other; the last word
