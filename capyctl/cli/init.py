@@ -102,12 +102,15 @@ def _policy() -> dict[str, Any]:
     """Domains, devices and limits of this machine as literal sizes.
 
     One shared pool: 80 % managed. RAM beside cards: 50 %, and of each card all but its reserve.
+    Raises: Refusal `unsupported_gpu_topology`, `topology_unknown` as a role on this machine would be refused.
     """
     from capyctl.host.cards import Nvml
     from capyctl.host.memory import read_memory
+    from capyctl.host.policy import check_topology
 
-    total = read_memory().capacity_bytes
-    cards = [card for card in Nvml().read() if card.total_bytes is not None]
+    total, found = read_memory().capacity_bytes, Nvml().read()
+    check_topology(found)
+    cards = [card for card in found if card.discrete]
 
     def part(amount: int, percent: int) -> str:
         return format_size(amount * percent // 100 // _MIB * _MIB)

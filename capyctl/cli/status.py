@@ -163,6 +163,8 @@ def _domain(domain: Mapping[str, Any]) -> str:
         ("capacity_bytes", "total"),
     )
     figures = [f"{gib(int(domain[name]))} {text}" for name, text in words if domain.get(name) is not None]
+    if domain.get("available_bytes") is None:
+        figures.append("not observed now")
     owners = [f"{owner['name']} {gib(int(owner['bytes']))} {owner['phase']}" for owner in domain.get("owners") or ()]
     return "\n".join((", ".join(figures), *owners))
 
