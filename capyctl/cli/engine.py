@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from cyclopts import Parameter
 
@@ -18,6 +19,10 @@ from capyctl.cli.output import PLAIN, Common, Text, Words, emit_json, note, say,
 from capyctl.documents import kinds, places
 from capyctl.documents.places import Places
 from capyctl.errors import CapyError, Refusal
+
+if TYPE_CHECKING:  # commands import what they need when they run
+    from capyctl.documents.custom_engine import Manifest
+    from capyctl.engines.register import Added
 
 DRAIN_LIMIT_S: Final = 990.0
 
@@ -89,47 +94,78 @@ def add(
     name: Annotated[Text, Parameter(help="Profile name; the engine's word otherwise.")] = None,
     arg: Annotated[Words | None, Parameter(help="Argument of every launch; repeatable.")] = None,
     deep_park: Annotated[Text, Parameter(help="enabled or disabled.")] = None,
-    drift: Annotated[str, Parameter(help="warn or refuse when the installation changes.")] = "warn",
+    drift: Annotated[Text, Parameter(help="warn (default) or refuse when the installation changes.")] = None,
     env: Annotated[Words | None, Parameter(help="NAME=value for the engine; repeatable.")] = None,
     approve_env: Annotated[Words | None, Parameter(help="Variable deployments may set; repeatable.")] = None,
     approve_option: Annotated[Words | None, Parameter(help="Gated option deployments may pass; repeatable.")] = None,
     approve_path: Annotated[Words | None, Parameter(help="Directory gated options may name; repeatable.")] = None,
     allow_remote_code: Annotated[bool, Parameter(negative=(), help="Let models bring code.")] = False,
-    custom: Annotated[Text, Parameter(help="Program of a custom engine.", show=False)] = None,
-    manifest: Annotated[Text, Parameter(show=False)] = None,
+    custom: Annotated[Text, Parameter(help="Program of a custom engine; its manifest says how it is started.")] = None,
+    manifest: Annotated[Text, Parameter(help="Manifest file of a custom engine.")] = None,
+    yes: Annotated[bool, Parameter(name="--yes", negative=(), help="Confirm a custom engine without asking.")] = False,
     common: Common = PLAIN,
 ) -> None:
-    """Register an engine installation."""
-    from capyctl.engines.register import add_engine
+    """Register an engine installation, or a custom engine with --custom."""
+    from capyctl.engines import register
 
-    if custom is not None or manifest is not None:
-        raise Refusal("unsupported", "this release runs no custom engines; register a llama.cpp installation")
     where, engines_file, stated = _places(common)
-    chosen = path if path is not None else _pick()
     parks = _word("--deep-park", deep_park, ("enabled", "disabled"))
-    drifts = _word("--drift", drift, ("warn", "refuse"))
+    drifts = _word("--drift", drift, ("warn", "refuse")) or "warn"
+    variables = _pairs(env or [], os.environ.get("CAPYCTL_ENGINE_ADD_ENV", ""))
+    approved = approve_env or [word for word in os.environ.get("CAPYCTL_APPROVE_ENV", "").split(";") if word]
+    if custom is not None or manifest is not None or yes:
+        _check_custom(path, custom, manifest, name, parks, drift, approve_option or approve_path, allow_remote_code)
+        _make_directory(engines_file.parent)
+        added = register.add_custom(
+            Path(str(custom)),
+            Path(places.absolute(str(manifest), os.getcwd())),
+            name=str(name),
+            engines_file=engines_file,
+            confirm=partial(_confirm, str(custom), yes),
+            args=arg or (),
+            env=variables,
+            approve_env=approved,
+            taken=tuple(stated),
+            owner=_owner(where),
+        )
+        _report(added, where, common)
+        return
+    chosen = path if path is not None else _pick()
     _make_directory(engines_file.parent)
-    added = add_engine(
+    added = register.add_engine(
         Path(places.absolute(chosen, os.getcwd())),
         engines_file=engines_file,
         name=name,
         args=arg or (),
         deep_park=cast("Literal['enabled', 'disabled'] | None", parks),
         drift=cast("Literal['warn', 'refuse']", drifts),
-        env=_pairs(env or [], os.environ.get("CAPYCTL_ENGINE_ADD_ENV", "")),
-        approve_env=approve_env or [word for word in os.environ.get("CAPYCTL_APPROVE_ENV", "").split(";") if word],
+        env=variables,
+        approve_env=approved,
         approve_options=approve_option or (),
         approve_paths=approve_path or (),
         allow_remote_code=allow_remote_code,
+        environ=os.environ,
         taken=tuple(stated),
         owner=_owner(where),
     )
+    _report(added, where, common)
+
+
+def _report(added: Added, where: Places, common: Common) -> None:
+    """Have a running role read the file, and say what became of it. Raises: CapyError when the role refused it."""
     published, failure = _publish(where)
     if common.as_json:
         emit_json({**added.as_json(), "published": published})
     else:
         row = added.registered
-        pairs = {"Executable": row.executable, "Deep park": row.deep_park}
+        pairs = {"Executable": row.executable}
+        if row.manifest is not None:
+            idle = row.manifest.idle
+            pairs["API"] = row.manifest.api
+            pairs["Health"] = row.manifest.health or "connects"
+            pairs["Idle"] = "none" if idle is None else f"{idle.path} ({', '.join(idle.names)})"
+        else:
+            pairs["Deep park"] = row.deep_park + (f" (it lacks {added.lacks})" if added.lacks else "")
         if row.profile.cuda_home:
             pairs["CUDA"] = row.profile.cuda_home
         pairs["Engines file"] = f"{added.engines_file} (revision {added.revision})"
@@ -141,6 +177,50 @@ def add(
             say(f"No role listens at {where.control_socket}.")
     if failure is not None:
         raise failure
+
+
+def _check_custom(
+    path: str | None,
+    program: str | None,
+    manifest: str | None,
+    name: str | None,
+    deep_park: str | None,
+    drift: str | None,
+    approvals: list[str] | None,
+    remote_code: bool,
+) -> None:
+    """Refuse what a custom engine lacks or cannot be told. Raises: Refusal."""
+    if path is not None:
+        raise Refusal("invalid_config", f"{path} and --custom both name an engine; keep one")
+    for option, value in (("--custom", program), ("--manifest", manifest), ("--name", name)):
+        if value is None:
+            raise Refusal(
+                "invalid_config", f"{option} is missing; a custom engine needs --custom, --name and --manifest"
+            )
+    if deep_park == "enabled":
+        raise Refusal("capability_missing:deep_park", "a custom engine cannot park; leave --deep-park out")
+    if drift == "warn":
+        raise Refusal("invalid_config", "--drift warn: a custom engine is pinned; a changed one is always refused")
+    if approvals:
+        raise Refusal("invalid_config", "the options of a custom engine are not checked; there is nothing to approve")
+    if remote_code:
+        raise Refusal("invalid_config", "--allow-remote-code: a custom engine is not told of it")
+
+
+def _confirm(program: str, agreed: bool, manifest: Manifest, digest: str) -> None:
+    """Ask the operator whether this program may be run. Raises: Refusal not_interactive without a terminal."""
+    if agreed:
+        return
+    if not sys.stdin.isatty():
+        raise Refusal("not_interactive", f"{program} is to be confirmed by a person; add --yes to confirm it here")
+    note(f"CapyCTL will run this program for deployments, as this user:\n  {program}")
+    note(f"  with    {' '.join(manifest.command)}\n  serves  {manifest.api}\n  pin     {digest}")
+    for name in manifest.env:
+        note(f"  sets    {name}")
+    sys.stderr.write("Confirm it (yes/no)? ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("yes", "y"):
+        raise Refusal("invalid_config", f"{program} was not confirmed; nothing was written")
 
 
 def _word(option: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
@@ -211,22 +291,26 @@ def _published_cell(published: str) -> str:
 
 def list_profiles(*, common: Common = PLAIN) -> None:
     """List registered engines."""
+    from capyctl.engines.custom.engines_file import read_custom
     from capyctl.engines.engines_file import read_engines
+    from capyctl.engines.revisioned import CUSTOM, beside
 
     where, engines_file, stated = _places(common)
-    read = read_engines(engines_file)
+    read, custom = read_engines(engines_file), read_custom(beside(engines_file, CUSTOM))
+    saved = {**read.profiles, **custom.profiles}
     for warning in read.warnings:
         note(warning)
     answer = control.ask(where, {"verb": "list"})
     live = {str(row.get("profile")): row for row in (answer or {}).get("profiles", ())}
-    rows = [_row(name, row.source, row, live.get(name), answer is not None) for name, row in read.profiles.items()]
+    rows = [_row(name, row.source, row, live.get(name), answer is not None) for name, row in saved.items()]
     rows += [
         _row(name, os.path.basename(stated.get(name, "")) or "local_engine", None, row, True)
         for name, row in live.items()
-        if name not in read.profiles
+        if name not in saved
     ]
     if common.as_json:
-        emit_json({"engines_file": str(engines_file), "revision": read.revision, "engines": rows})
+        head = {"engines_file": str(engines_file), "revision": read.revision, "custom_revision": custom.revision}
+        emit_json({**head, "engines": rows})
         return
     titles = ("PROFILE", "SOURCE", "ENGINE", "VERSION", "CUSTOM", "DEEP PARK", "PUBLISHED", "DEPLOYMENTS")
     table(
@@ -272,24 +356,25 @@ def remove(
     common: Common = PLAIN,
 ) -> None:
     """Remove a registered engine."""
-    from capyctl.engines.engines_file import read_engines
-    from capyctl.engines.register import remove_engine
+    from capyctl.documents.blocks import RESERVED_PROFILES
+    from capyctl.engines.register import holder_of, remove_engine
 
     where, engines_file, stated = _places(common)
     if profile in stated:
         raise Refusal(
             "invalid_config", f"{profile} is stated in {stated[profile]}; remove it there and restart the role"
         )
-    if profile not in read_engines(engines_file).raw:
-        raise Refusal("not_found", f"there is no engine profile {profile} in {engines_file}")
+    if profile in RESERVED_PROFILES:
+        raise Refusal("invalid_config", f"{profile} is the role's own engine; change its start options, and restart it")
+    holder = holder_of(profile, engines_file)
     request = {"verb": "remove", "profile": profile, "drain": drain}
     answer = control.ask(where, request, DRAIN_LIMIT_S if drain else control.ANSWER_LIMIT_S)
     revision = remove_engine(profile, engines_file=engines_file, stated=stated)
     published, failure = ("role_not_running", None) if answer is None else _publish(where)
     if common.as_json:
-        emit_json({"removed": profile, "engines_file": str(engines_file), "revision": revision, "published": published})
+        emit_json({"removed": profile, "engines_file": str(holder), "revision": revision, "published": published})
     else:
-        pairs = {"Engines file": f"{engines_file} (revision {revision})", "Published": _published_cell(published)}
+        pairs = {"Engines file": f"{holder} (revision {revision})", "Published": _published_cell(published)}
         summary(f"Removed {profile}", pairs)
     if failure is not None:
         raise failure
@@ -299,9 +384,6 @@ def flags(family: str, /, *, common: Common = PLAIN) -> None:
     """Show which options and variables of an engine family are whose."""
     from capyctl.engines.families import flag_rows
 
-    if family == "custom":
-        say("The options of a custom engine are not checked.")
-        return
     rows = flag_rows(family)
     if common.as_json:
         emit_json([dict(zip(("kind", "name", "class", "why"), row, strict=True)) for row in rows])

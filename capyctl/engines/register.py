@@ -53,7 +53,14 @@ class Added:
             "fingerprint": {"version": row.fingerprint, "digest": row.digest or "unmeasured"},
             "engines_file": str(self.engines_file),
             "revision": self.revision,
+            **({} if row.manifest is None else _said(row.manifest)),
         }
+
+
+def _said(manifest: Manifest) -> dict[str, Any]:
+    """What a custom engine's manifest says, for its result."""
+    plain = strict.unstructure(manifest)
+    return {"api": manifest.api, "health": manifest.health, "idle": plain.get("idle")}
 
 
 def locate(path: Path) -> tuple[Family, Found]:
@@ -154,13 +161,14 @@ def check_untaken(name: str, engines_file: Path, taken: Collection[str]) -> None
 
 
 def add_custom(
-    program: Path,
+    program: Path,  # as it is written: the pin covers its path
     manifest_file: Path,
     *,
     name: str,
     engines_file: Path,
     confirm: Callable[[Manifest, str], None],
     args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
     approve_env: Sequence[str] = (),
     taken: Collection[str] = (),
     owner: tuple[int, int] | None = None,
@@ -169,15 +177,18 @@ def add_custom(
 
     Args:
       engines_file: `engines.yaml`; custom engines lie beside it.
+      env: joins the manifest's, name by name, before it is confirmed.
       confirm: called with the manifest and the pin before anything is written; raises what stops it.
     Raises: Refusal with the codes of engines 2.10.
     """
     check_untaken(name, engines_file, taken)
     check_program(program)
     manifest = parse_manifest(_manifest_data(manifest_file), str(manifest_file))
+    plain = strict.unstructure(manifest)
+    manifest = strict.structure({**plain, "env": {**plain["env"], **(env or {})}}, Manifest, "engine add")
     digest = pin(program, manifest)
     block = {
-        "program": os.path.normpath(program),
+        "program": str(program),
         "digest": digest,
         "manifest": strict.unstructure(manifest),
         "args": list(args),
