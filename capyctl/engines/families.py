@@ -51,6 +51,8 @@ class Family:
     decisions: Callable[[str], bool] = lambda version: False
     check_document: Callable[[Deployment, Registered], None] = lambda document, registered: None
     """What the family's options add to a deployment's rules. Raises: Refusal."""
+    restart_only: Callable[[Deployment, Registered], str | None] = lambda document, registered: None
+    """Why a deployment on a family that parks cannot, by its own options; None where it can."""
     least_deadline_ms: int = 0  # of a deployment that states none: a first start builds kernels
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
@@ -154,9 +156,14 @@ def flag_rows(name: str) -> list[tuple[str, str, str, str]]:
     """(KIND, NAME, CLASS, WHY) of every option and variable that a family classes, for `capyctl engine flags`."""
     known = family(name)
     rows = [("option", ", ".join(rule.names), rule.kind.value, rule.why) for rule in known.options.rules]
-    shapes = ", ".join(f"--*{suffix}" for suffix in known.options.gated_suffixes)
-    rows.append(("option", shapes, "approval", "the name says that it takes a file, a directory or a configuration"))
-    rows.append(("option", "any other", "passed", "not owned by CapyCTL"))
+    if known.options.gated_suffixes:
+        shapes = ", ".join(f"--*{suffix}" for suffix in known.options.gated_suffixes)
+        why = "the name says that it takes a file, a directory or a configuration"
+        rows.append(("option", shapes, "approval", why))
+    if known.options.unchecked:
+        rows.append(("option", "any", "passed", "the options of a custom engine are not checked"))
+    else:
+        rows.append(("option", "any other", "passed", "not owned by CapyCTL"))
     rows += [("variable", row.pattern, "reserved", row.why) for row in (*EVERY_ENGINE, *known.reserved_env)]
     rows += [("variable", free, "passed", "needs no approval") for free in sorted(FREE_NAMES)]
     rows.append(("variable", "any other", "approval", "once the profile names it in security.approved_env"))
