@@ -123,6 +123,8 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     if event.activate and _still_stopping(book, row.state.deployment):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     count_only = row.spec.same_but_count(spec)
+    if count_only:
+        spec = attrs.evolve(spec, residency=row.spec.residency)  # settled already
     fact = deployment.ReviseAsked(
         now_ms=event.now_ms,
         expected_revision=event.expected_revision or 0,

@@ -22,6 +22,7 @@ from capyctl.fsm.types import (
     OperationId,
     ProcessIdentity,
     RequestId,
+    Residency,
     Role,
     SwitchId,
     Token,

@@ -49,6 +49,7 @@ class Spec:
         mine.pop("instances", None)
         theirs.pop("instances", None)
         same_document = bool(mine == theirs)
+        # What hardware and model settled for this document, they would settle for the other as well.
         return same_document and attrs.evolve(self, document="", instances=1) == attrs.evolve(
-            other, document="", instances=1
+            other, document="", instances=1, residency=self.residency
         )

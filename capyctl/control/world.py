@@ -191,10 +191,18 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
     if row is None or row.state.revision != event.revision:
         return
     measuring.done(book, event.deployment)
+    settled = event.residency or row.spec.residency
     book.put_deployment(
-        attrs.evolve(row, digest=event.digest, weight_bytes=event.weight_bytes, plans=dict(event.plans))
+        attrs.evolve(
+            row,
+            spec=attrs.evolve(row.spec, residency=settled),
+            digest=event.digest,
+            weight_bytes=event.weight_bytes,
+            plans=dict(event.plans),
+        )
     )
-    commands.tell(book, event.deployment, deployment.RevisionResolved(now_ms=event.now_ms, revision=event.revision))
+    fact = deployment.RevisionResolved(now_ms=event.now_ms, revision=event.revision, parks=settled.parks)
+    commands.tell(book, event.deployment, fact)
 
 
 def _unusable(book: Book, event: e.RevisionUnusable) -> None:

@@ -149,9 +149,13 @@ class DeleteAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class RevisionResolved(Event):
-    """The checkpoint was measured, and the revision resolves on at least one allowed host."""
+    """The checkpoint was measured, and the revision resolves on at least one allowed host.
+
+    `parks`: whether the residency that the hardware and the model settled does; None leaves it as it was wanted.
+    """
 
     revision: int
+    parks: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -499,8 +503,10 @@ def instance_stopped(state: State, event: InstanceStopAsked) -> State:
 
 
 def measured(state: State, event: RevisionResolved) -> State:
-    """the checkpoint is measured"""
-    return attrs.evolve(state, gate=Gate.MEASURED, gate_code=None, gate_reason="")
+    """the checkpoint is measured, and with it whether this parks"""
+    parks = state.wanted.parks if event.parks is None else event.parks
+    wanted = attrs.evolve(state.wanted, parks=parks)
+    return attrs.evolve(state, gate=Gate.MEASURED, gate_code=None, gate_reason="", wanted=wanted)
 
 
 def found_bad(state: State, event: RevisionUnusable) -> State:

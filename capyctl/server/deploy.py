@@ -12,22 +12,17 @@ from typing import Any, Protocol
 
 import attrs
 
-from capyctl.control.spec import Spec, Traits
+from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.scalars import Name
 from capyctl.engines.check import check_deployment
+from capyctl.engines.families import traits_of
+from capyctl.engines.parking import provisional
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
-from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
+from capyctl.fsm.types import Activation, Device, HostId, Millis
 from capyctl.server.hosts import local_model
 from capyctl.units import Duration
-
-
-class FamilyLike(Protocol):
-    """What a family can prove."""
-
-    @property
-    def traits(self) -> Traits: ...
 
 
 class Profiles(Protocol):
@@ -37,8 +32,6 @@ class Profiles(Protocol):
 
     def registered(self, profile: str) -> Registered:
         """Raises: Refusal `profile_not_published` naming those that are there."""
-
-    def family_of(self, profile: str) -> FamilyLike: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +58,6 @@ def accept(
     _check_this_release(document)
     registered = profiles.registered(document.profile)
     check_deployment(document, registered)
-    traits = profiles.family_of(registered.name).traits
     name = Name(registered.name)  # a family word is settled now: registering a second engine changes no deployment
     completed = attrs.evolve(document, engine=name, runtime_profile=name).completed()
     allowed = _allowed(completed, hosts)
@@ -76,12 +68,12 @@ def accept(
         name=completed.name,
         routes=tuple(completed.routes),
         profile=registered.name,
-        traits=traits,
+        traits=traits_of(registered),
         document=completed.canonical(),
         api=completed.api,
         activation=Activation.EXPLICIT if explicit else Activation.ON_DEMAND,
         warm=completed.lifecycle.warm,
-        residency=_residency(completed, traits),
+        residency=provisional(completed, registered),
         instances=completed.instances,
         hosts=tuple(host.host for host in allowed),
         max_per_host=completed.placement.max_per_host,
@@ -112,12 +104,6 @@ def _allowed(document: Deployment, hosts: Sequence[Allowed]) -> list[Allowed]:
     if not found:
         raise Refusal("host_ineligible", f"{document.name}: no host is connected")
     return found
-
-
-def _residency(document: Deployment, traits: Traits) -> Residency:
-    if document.residency is not None:
-        return Residency(document.residency)
-    return Residency.DEEP if traits.parks else Residency.RESTART_ONLY
 
 
 def _deadline(document: Deployment, most_ms: Millis) -> Millis | None:

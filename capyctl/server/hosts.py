@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypedDict
 import attrs
 import trio
 
+from capyctl.checkpoints import residency
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.clock import Clock
 from capyctl.control import events, orders
@@ -25,8 +26,8 @@ from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Local
 from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
 from capyctl.fsm.proofs import Unsent
-from capyctl.fsm.types import DeploymentId, HostId, Incarnation, Millis, Phase, Token
-from capyctl.ledger.types import Plan
+from capyctl.fsm.types import DeploymentId, HostId, Incarnation, Millis, Phase, Residency, Token
+from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.server.log import Log
 from capyctl.session import messages as m
 
@@ -223,17 +224,23 @@ class HostLinks:
         try:
             spec = self._spec(order.deployment, order.revision)
             document = deployment_of(spec)
-            found, plans, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
+            found, tiers, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
             for host in spec.hosts:
                 try:
                     checkpoint = await self._digest(host, spec, document, order)
                     if found is not None and checkpoint.digest != found.digest:
                         raise Refusal("checkpoint_mismatch", f"host {host} holds other files under the same name")
-                    plans[host] = self._plan(host, checkpoint, document)
+                    tiers[host] = checkpoint, self._residency(host, checkpoint, spec, document)
                     found = found or checkpoint
                 except CapyError as wrong:
                     refused = Refusal(wrong.code, wrong.message)
-            if found is None:
+            plans, tier = {}, residency.one_for_all(tier for _, tier in tiers.values())
+            for host, (checkpoint, _) in tiers.items():
+                try:
+                    plans[host] = self._plan(host, checkpoint, spec, document, tier)
+                except CapyError as wrong:
+                    refused = Refusal(wrong.code, wrong.message)
+            if found is None or not plans:
                 raise refused
         except CapyError as wrong:
             return events.RevisionUnusable(
@@ -249,6 +256,7 @@ class HostLinks:
             digest=found.digest,
             weight_bytes=found.weight_bytes,
             plans=plans,
+            residency=tier,
             now_ms=self.clock(),
         )
 
@@ -266,12 +274,29 @@ class HostLinks:
             case other:
                 raise Refusal("internal", f"host {host} answered DigestCheckpoint with {type(other).__name__}")
 
-    def _plan(self, host: HostId, checkpoint: m.Checkpoint, document: Deployment) -> Plan:
+    def _policy(self, host: HostId) -> HostPolicy:
         row = self.book.hosts.get(host)
         if row is None:
             raise Refusal("host_ineligible", f"host {host} has not said what it may hold")
+        return row.policy
+
+    def _residency(self, host: HostId, checkpoint: m.Checkpoint, spec: Spec, document: Deployment) -> Residency:
+        return residency.settle(
+            checkpoint.facts,
+            document,
+            self._policy(host),
+            family=spec.traits.family,
+            provisional=spec.residency,
+        )
+
+    def _plan(self, host: HostId, checkpoint: m.Checkpoint, spec: Spec, document: Deployment, tier: Residency) -> Plan:
         return derive_plan(
-            checkpoint.facts, document, row.policy, request_deadline_ms=self.book.settings.request_deadline_ms
+            checkpoint.facts,
+            document,
+            self._policy(host),
+            family=spec.traits.family,
+            residency=tier,
+            request_deadline_ms=self.book.settings.request_deadline_ms,
         )
 
     async def verify(self, order: orders.VerifyStart) -> events.Event:

@@ -184,6 +184,10 @@ class Services:
             "revision": str(row.state.revision),
             "profile": row.spec.profile,
             "digest": row.digest,
+            "residency": {
+                "value": row.spec.residency.value,
+                "source": "deployment" if document.get("residency") else "default",
+            },
             "document": document,
             "plans": {
                 host: {
@@ -200,6 +204,7 @@ class Services:
                         }
                         for phase, allocation in plan.phases.items()
                     },
+                    "pools": {name: str(amount) for name, amount in plan.pools.items()},
                     "facts": dict(plan.facts),
                 }
                 for host, plan in row.plans.items()

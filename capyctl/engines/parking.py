@@ -1,0 +1,33 @@
+"""Whether a deployment may park, as far as its document and its profile say; hardware and model decide the rest.
+
+Source: engines 13.1; memory 9. What is left is `capyctl.checkpoints.residency`.
+"""
+
+from __future__ import annotations
+
+from capyctl.documents.deployment import Deployment
+from capyctl.engines.families import family
+from capyctl.engines.registered import Registered
+from capyctl.fsm.types import Residency
+
+
+def why_restart_only(document: Deployment, registered: Registered) -> str | None:
+    """Why this deployment cannot park on that profile, or None when nothing here forbids it."""
+    known = family(registered.engine)
+    if not known.traits.parks:
+        return f"{known.title} cannot park"
+    if not registered.profile.parks:
+        return f"the profile {registered.name} does not park (security.deep_park: disabled)"
+    if document.api == "decisions":
+        return "a decisions deployment does not park"
+    return known.restart_only(document, registered)
+
+
+def provisional(document: Deployment, registered: Registered) -> Residency:
+    """The residency before the checkpoint is measured: what is declared, else deep for whatever may park.
+
+    A declared one that cannot be kept was refused by `check_deployment`.
+    """
+    if document.residency is not None:
+        return Residency(document.residency)
+    return Residency.RESTART_ONLY if why_restart_only(document, registered) is not None else Residency.DEEP
