@@ -13,6 +13,9 @@ from capyctl.control import events as e
 from capyctl.control.spec import Spec
 from capyctl.fsm.switch import Phase as SwitchPhase
 from capyctl.fsm.types import Bytes, DeploymentId, Device, Domain, HostId, Incarnation, Millis, Phase
+from capyctl.ledger.charges import Ledger
+from capyctl.ledger.limits import set_policy
+from capyctl.ledger.shortfall import Shortfall
 from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Observation, Plan
 
 GPU0, GPU1 = Domain("gpu0"), Domain("gpu1")
@@ -175,3 +178,22 @@ def test_nothing_starts_on_a_card_that_cannot_be_read_and_the_other_one_serves()
     assert "ok" in [client.told for client in clients]
     charged = {domain for _, held in here.world.book.ledger.rows() for domain in held.allocation.bytes}
     assert charged == {GPU1, RAM}
+
+
+def test_limits_of_another_card_under_a_charged_cards_name_are_refused() -> None:
+    here = world(OnCard(name="a"), cards=(12,))
+    here.ask("a")
+    here.run(30_000)
+    ledger = here.world.book.ledger
+
+    def with_uuid(uuid: str | None) -> HostPolicy:
+        policy = machine(12)
+        return attrs.evolve(policy, domains={**policy.domains, GPU0: attrs.evolve(policy.domains[GPU0], uuid=uuid)})
+
+    first = set_policy(ledger, with_uuid("GPU-a"))
+    assert isinstance(first, Ledger)
+    assert isinstance(set_policy(first, with_uuid(None)), Ledger)
+    other = set_policy(first, with_uuid("GPU-b"))
+    assert isinstance(other, Shortfall)
+    assert other.code == "device_policy_mismatch"
+    assert "charged as the card GPU-a, and is GPU-b" in other.message()
