@@ -30,6 +30,11 @@ from capyctl.engines.tensorfold import options as tensorfold_options
 from capyctl.engines.tensorfold.adapter import TensorfoldAdapter
 from capyctl.engines.tensorfold.adapter import check_document as check_tensorfold
 from capyctl.engines.tensorfold.render import check_served_name as check_tensorfold_name
+from capyctl.engines.vllm import installation as vllm
+from capyctl.engines.vllm import options as vllm_options
+from capyctl.engines.vllm.adapter import VllmAdapter
+from capyctl.engines.vllm.render import check_document as check_vllm
+from capyctl.engines.vllm.render import check_served_name as check_vllm_name
 from capyctl.errors import Refusal
 
 
@@ -105,6 +110,25 @@ TENSORFOLD = Family(
     toolchain=tensorfold.check_toolchain,
 )
 
+VLLM = Family(
+    name="vllm",
+    title="vLLM",
+    traits=Traits(family="vllm", parks=True, idle_signal=True, abort_by_id=False, cache_salt=True),
+    options=vllm_options.POLICY,
+    reserved_env=vllm_options.RESERVED_ENV,
+    binaries=(),
+    distributions=("vllm",),
+    find=vllm.PACKAGE.find,
+    measure=vllm.measure,
+    check_served_name=check_vllm_name,
+    adapter=lambda registered, models_root, telemetry: VllmAdapter(
+        registered=registered, models_root=models_root, telemetry=telemetry
+    ),
+    check_document=check_vllm,
+    remote_code=True,
+    toolkit=True,
+)
+
 
 def _never_measured(executable: Path) -> Measurement:
     raise Refusal("engine_unsupported", f"{executable}: a custom engine is registered with --custom and a manifest")
@@ -129,7 +153,7 @@ CUSTOM = Family(
     decisions=lambda version: True,  # its manifest says, and is asked when a deployment is checked
 )
 
-FAMILIES: dict[str, Family] = {LLAMACPP.name: LLAMACPP, TENSORFOLD.name: TENSORFOLD, CUSTOM.name: CUSTOM}
+FAMILIES: dict[str, Family] = {row.name: row for row in (VLLM, TENSORFOLD, LLAMACPP, CUSTOM)}
 KNOWN_WORDS = ("vllm", "sglang", "tensorfold", "llamacpp", "custom")
 """Words of the documents, including families that this release does not run."""
 

@@ -71,10 +71,13 @@ def locate(path: Path) -> tuple[Family, Found]:
     """
     if not os.path.lexists(path):
         raise Refusal("engine_not_found", f"{path} is not there")
-    for family in FAMILIES.values():
-        found = family.find(path)
-        if found is not None:
-            return family, found
+    seen = [(family, found) for family in FAMILIES.values() if (found := family.find(path)) is not None]
+    named = [(family, found) for family, found in seen if found.executable == path] or seen
+    if len(named) == 1:
+        return named[0]
+    if named:
+        programs = ", ".join(f"{family.title}: {found.executable}" for family, found in named)
+        raise Refusal("engine_unsupported", f"{path} holds several engines. Name the program of one: {programs}")
     packages = ", ".join(name for family in FAMILIES.values() for name in family.distributions)
     wanted = f"a llama-server binary, its directory, or a Python environment that holds one of {packages}"
     if path.is_dir():
@@ -137,7 +140,12 @@ def add_engine(
     measured = family.measure(found.executable)
     family.toolchain(found.executable, toolkit)
     profile = attrs.evolve(draft.profile, build_fingerprint=measured.fingerprint)
-    if measured.deep_park == "missing" and deep_park is None:
+    if measured.deep_park == "missing" and deep_park == "enabled":
+        raise Refusal(
+            "capability_missing:deep_park",
+            f"{family.title} {measured.version} cannot park here: {measured.lacks}. Leave --deep-park out",
+        )
+    if measured.deep_park == "missing":
         profile = attrs.evolve(profile, security=attrs.evolve(profile.security, deep_park="disabled"))
     registered = attrs.evolve(draft, profile=profile, digest=measured.digest)
     return Added(

@@ -83,10 +83,16 @@ class Registry:
         for name, registered in self._own.items():
             if registered.source != LOCAL_ENGINE or registered.digest is not None:
                 continue
-            measured = FAMILIES[registered.engine].measure(Path(registered.executable))
+            executable = _program(registered)
+            measured = FAMILIES[registered.engine].measure(executable)
             stated = registered.profile.build_fingerprint
             fingerprint = measured.fingerprint if stated == UNMEASURED else stated
-            profile = attrs.evolve(registered.profile, build_fingerprint=fingerprint)
+            security = registered.profile.security
+            if measured.deep_park == "missing":
+                security = attrs.evolve(security, deep_park="disabled")
+            profile = attrs.evolve(
+                registered.profile, executable=str(executable), build_fingerprint=fingerprint, security=security
+            )
             self._own[name] = attrs.evolve(registered, profile=profile, digest=measured.digest)
         self._merged = {**self._merged, **self._own}
 
@@ -145,6 +151,20 @@ class Registry:
         return self.registered(profile).profile.args
 
 
+def _program(registered: Registered) -> Path:
+    """The program that a setting names: its own path, or the one in the environment that it names.
+
+    Raises: Refusal `engine_not_found` for a directory without that engine.
+    """
+    path = Path(registered.executable)
+    if not path.is_dir():
+        return path
+    found = FAMILIES[registered.engine].find(path)
+    if found is None:
+        raise Refusal("engine_not_found", f"{path} holds no {FAMILIES[registered.engine].title}")
+    return found.executable
+
+
 def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[str, Registered]:
     own: dict[str, Registered] = {}
     if local is not None:
@@ -156,7 +176,12 @@ def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[st
                 executable=local.installations[word],  # type: ignore[arg-type]
                 build_fingerprint=local.build_fingerprint or UNMEASURED,
                 args=local.args if word in ("vllm", "tensorfold") else (),
-                security=Security(deep_park="disabled", installation_drift=local.installation_drift),
+                cuda_home=local.cuda_home,
+                security=Security(
+                    deep_park=None if FAMILIES[word].traits.parks and local.deep_park == "on" else "disabled",
+                    trust_remote_code=local.trust_remote_code and FAMILIES[word].remote_code,
+                    installation_drift=local.installation_drift,
+                ),
             )
             own[own_name] = Registered(name=own_name, profile=profile, source=LOCAL_ENGINE)
     for profile_name, profile in stated.items():

@@ -1,0 +1,133 @@
+"""Which parsers of tool calls and of reasoning fit a model, by its family and its chat template.
+
+Pure: the texts of `config.json` and of the template are read by `read_texts` where the checkpoint is, at
+launch; nothing of this enters the effective configuration.
+Source: engines 14.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+
+TEXT_BYTES_MAX = 16 << 20
+Engine = Literal["vllm", "sglang"]
+
+
+@attrs.frozen
+class _Row:
+    """The reasoning parser of one family, and the parsers of its two ways to write a tool call."""
+
+    json_calls: Mapping[Engine, str]
+    function_calls: str
+    reasoning: str
+
+
+_QWEN = _Row({"vllm": "hermes", "sglang": "qwen25"}, "qwen3_coder", "qwen3")
+FAMILIES: Final[Mapping[str, _Row]] = {
+    "qwen3": _QWEN,
+    "qwen3_moe": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """One parser and where the choice comes from. `name` is None when the engine is told of none by us.
+
+    `source` is `declared`, `off`, `extra_args`, `host_fixed`, `model_family`, `unsupported` (the template has no
+    such thing) or `unknown_family`.
+    """
+
+    name: str | None
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class Parsers:
+    """Both choices for one model."""
+
+    tool_call: Choice
+    reasoning: Choice
+
+
+def detect(engine: Engine, config: str | None, template: str | None) -> Parsers:
+    """What the model's own files say.
+
+    Args:
+      config: the text of `config.json`, or None when there is none that could be read.
+      template: the text of the chat template, likewise.
+    """
+    row = FAMILIES.get(_model_type(config))
+    if row is None or template is None:
+        unknown = Choice(name=None, source="unknown_family")
+        return Parsers(tool_call=unknown, reasoning=unknown)
+    tool = row.function_calls if "<function=" in template else None
+    if tool is None and "<tool_call>" in template:
+        tool = row.json_calls[engine]
+    reasoning = row.reasoning if "<think>" in template else None
+    return Parsers(tool_call=_of_family(tool), reasoning=_of_family(reasoning))
+
+
+def _of_family(name: str | None) -> Choice:
+    return Choice(name=name, source="model_family" if name is not None else "unsupported")
+
+
+def choose(field: str, found: Choice, *, in_extra: bool, in_fixed: bool) -> Choice:
+    """The choice for one field of the document: `auto`, `none`, or a parser's name.
+
+    Args:
+      in_extra, in_fixed: whether the deployment's or the profile's own arguments name a parser; that beats
+        `auto`, and beside anything else it is refused when the deployment is checked.
+    """
+    if in_fixed or in_extra:
+        return Choice(name=None, source="host_fixed" if in_fixed else "extra_args")
+    if field == "none":
+        return Choice(name=None, source="off")
+    return found if field == "auto" else Choice(name=field, source="declared")
+
+
+def read_texts(model_dir: Path) -> tuple[str | None, str | None]:
+    """(`config.json`, chat template) of a checkpoint; None for what is not there or cannot be read. Blocking."""
+    template = _text(model_dir / "chat_template.jinja")
+    if template is None:
+        template = template_of(_text(model_dir / "tokenizer_config.json"))
+    if template is None:
+        template = template_of(_text(model_dir / "chat_template.json"))
+    return _text(model_dir / "config.json"), template
+
+
+def template_of(text: str | None) -> str | None:
+    """The template in a tokenizer's configuration: one text, or the one called `default` of several."""
+    found = _object(text).get("chat_template")
+    if isinstance(found, list):
+        named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            text = stream.read(TEXT_BYTES_MAX + 1)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if len(text) <= TEXT_BYTES_MAX else None
+
+
+def _model_type(config: str | None) -> str:
+    found = _object(config).get("model_type")
+    return found if isinstance(found, str) else ""
+
+
+def _object(text: str | None) -> dict[str, object]:
+    try:
+        found = json.loads(text) if text is not None else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
