@@ -256,4 +256,21 @@ def _lay_out_vllm(installation: Installation, without: Sequence[str]) -> None:
         _script(installation, "vllm", "vllm.entrypoints.cli.main")
 
 
-LAYOUTS: dict[str, Callable[[Installation, Sequence[str]], None]] = {"vllm": _lay_out_vllm}
+def _lay_out_sglang(installation: Installation, without: Sequence[str]) -> None:
+    _shims(installation, "sglang")
+    if "dist-info" not in without:
+        _distribution(installation, "sglang", {"sglang": "sglang.cli.main:main"})
+    if "torch_memory_saver" not in without:
+        _copy(SHIMS / "torch_memory_saver", installation.packages / "torch_memory_saver")
+        _distribution(installation, "torch-memory-saver", {}, "0.0.9")
+    # From 0.5.22 on a package lies beside site-packages and is found by a `.pth` hook alone.
+    hidden = installation.packages / "nvidia_cutlass_dsl" / "python_packages" / "cutlass"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("")
+    (installation.packages / "nvidia_cutlass_dsl.pth").write_text("nvidia_cutlass_dsl/python_packages\n")
+
+
+LAYOUTS: dict[str, Callable[[Installation, Sequence[str]], None]] = {
+    "vllm": _lay_out_vllm,
+    "sglang": _lay_out_sglang,
+}
