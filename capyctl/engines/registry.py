@@ -13,6 +13,7 @@ import attrs
 
 from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Security
 from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.scalars import AbsolutePath
 from capyctl.engines.adapter import Adapter
 from capyctl.engines.check import check_deployment
 from capyctl.engines.custom.engines_file import CustomFile, read_custom
@@ -91,7 +92,10 @@ class Registry:
             if measured.deep_park == "missing":
                 security = attrs.evolve(security, deep_park="disabled")
             profile = attrs.evolve(
-                registered.profile, executable=str(executable), build_fingerprint=fingerprint, security=security
+                registered.profile,
+                executable=AbsolutePath(str(executable)),
+                build_fingerprint=fingerprint,
+                security=security,
             )
             self._own[name] = attrs.evolve(registered, profile=profile, digest=measured.digest)
         self._merged = {**self._merged, **self._own}
