@@ -68,7 +68,8 @@ class Sglang(SglangRoutes):
         if wanted > most:
             say(
                 f"ValueError: User-specified context_length ({wanted}) is greater than the derived "
-                f"context_length ({most}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+                f"context_length ({most}). To allow overriding this maximum, set the env var "
+                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
             )
             return 1
         self.context = int(wanted)
