@@ -25,7 +25,6 @@ from capyctl.engines.registered import Registered
 from capyctl.engines.vllm import sleep
 from capyctl.engines.vllm.failures import classify
 from capyctl.engines.vllm.installation import ENTRY, PACKAGE, install_helpers
-from capyctl.engines.vllm.models import check_parks
 from capyctl.engines.vllm.options import POLICY, RESERVED_ENV
 from capyctl.engines.vllm.render import Launch, variables, words
 from capyctl.errors import CapyError, Failure, Refusal
@@ -93,7 +92,7 @@ class VllmAdapter:
         document = parse_deployment(facts.document, "the deployment")
         config, template = parsers.read_texts(facts.model_dir)
         if facts.residency.parks:
-            self._check_parks(config)
+            self._check_parks()
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
         runtime = install_helpers(facts.state_dir)
         rendered, rest = words(
@@ -123,14 +122,13 @@ class VllmAdapter:
         argv = helper_argv(prefix, runtime / ENTRY, ("serve", str(len(rendered)), *rendered, *rest))
         return Command(argv=argv, env=env)
 
-    def _check_parks(self, config: str | None) -> None:
+    def _check_parks(self) -> None:
         if not self.parks:
             raise Refusal(
                 "capability_missing:deep_park",
                 f"the profile {self.registered.name} does not park (security.deep_park: disabled). "
                 "State residency: restart_only",
             )
-        check_parks(config)
 
     def _draft_dir(self, document: Deployment) -> Path | None:
         draft = document.model.draft

@@ -52,6 +52,7 @@ class Facts:
     key: str
     state_dir: Path
     log_path: Path
+    device_env: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -478,7 +478,7 @@ def test_families_say_what_they_can_prove_and_what_is_not_run() -> None:
     traits = family("llamacpp").traits
     assert (traits.parks, traits.idle_signal, traits.abort_by_id, traits.eof_proves_end) == (False, True, False, True)
     assert all(name == known.name == known.traits.family for name, known in FAMILIES.items())
-    assert code_of(family, "vllm") == "engine_unsupported"
+    assert code_of(family, "docker") == "engine_unsupported"
 
 
 def test_flags_are_printed_with_their_class_and_reason() -> None:
