@@ -18,7 +18,7 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure, Refusal
-from capyctl.fsm.proofs import NeverLaunched, Usable
+from capyctl.fsm.proofs import Aborted, NeverLaunched, Usable
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
@@ -26,8 +26,9 @@ from capyctl.host.custody import Custody, in_thread, observe
 from capyctl.host.devices import Observer, Owners
 from capyctl.host.engine import LOAD_EVERY_S, Engine
 from capyctl.host.ingress import Ingress
-from capyctl.host.journal import Journal, LaunchRecord, digest_of
+from capyctl.host.journal import Journal, LaunchRecord, Memory, digest_of
 from capyctl.host.launch import FILES_LIMITER, TRANSIENT, Launcher, SpawnFailed
+from capyctl.host.parking import Parking
 from capyctl.host.ports import PortLeases, taken
 from capyctl.ledger.types import HostPolicy
 from capyctl.session import messages as m
@@ -36,6 +37,8 @@ REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
 FREED_S = 0.1  # after a proven end: by then the server knows of it, and a sample is newer than what it knows
 PEAK_EVERY_S = 0.2
+OVERSEE_STARTING_S = 2.0
+OVERSEE_S = 15.0  # between two looks at what a running engine listens on and which shared memory it made
 PEAKS_PER_GROUP = 5  # between two looks at who joined the engine's group: each reads all of /proc
 IDLE_POLL_S = 0.5
 REASON_CHARS = 4_000
@@ -88,6 +91,7 @@ class HostAgent:
     _send: trio.MemorySendChannel[m.Report] = attrs.field(init=False)
     _launcher: Launcher = attrs.field(init=False)
     _custody: Custody = attrs.field(init=False)
+    _parking: Parking = attrs.field(init=False)
     _running: dict[str, _Running] = attrs.field(init=False, factory=dict)
     _preparing: dict[Incarnation, _Preparing] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
@@ -106,6 +110,15 @@ class HostAgent:
             ingress=self.ingress,
             observer=self.observer,
             ports=self.ports,
+            owners=self._owners,
+        )
+        self._parking = Parking(
+            journal=self.journal,
+            custody=self._custody,
+            ingress=self.ingress,
+            observer=self.observer,
+            checkpoints=self.checkpoints,
+            policy=self.policy,
             owners=self._owners,
         )
 
@@ -149,7 +162,7 @@ class HostAgent:
                 _log.warning("engine.unknown_profile", extra={"fields": fields})
                 continue
             self._adopt(engine)
-            if engine.ready and await in_thread(engine.owns_its_port):
+            if engine.answers and await in_thread(engine.owns_its_port):
                 self.ingress.admit(engine.incarnation, record.port, record.key)
         for command in await self.journal.unfinished():
             self._begin(command)
@@ -193,7 +206,9 @@ class HostAgent:
                 case m.VerifyStart():
                     await self._launcher.verify(command)
                     return m.Done(command_id=command.command_id)
-                case m.Launch() | m.Terminate():
+                case m.Abort():
+                    return await self._abort(command)
+                case m.Launch() | m.Terminate() | m.Release() | m.Restore():
                     return await self._once(command)
                 case _:
                     return _refused(command, Refusal("unsupported", f"this host knows no {type(command).__name__}"))
@@ -225,11 +240,14 @@ class HostAgent:
         return running
 
     async def _perform(self, command: m.Command, running: _Running) -> None:
-        """The one task of a Launch or Terminate. What was proven is recorded; "nobody knows" is tried again."""
+        """The one task of a command with an effect. What was proven is recorded; an end that nobody knows of is
+        tried again, and a step of an engine's memory never is.
+        """
         running.result = m.Unresolved(command_id=command.command_id, reason="the host's agent was interrupted")
         try:
             running.result = await self._effect(command)
-            if not isinstance(running.result, (m.Unresolved, m.Refused)):
+            repeats = isinstance(command, (m.Launch, m.Terminate))
+            if not (isinstance(running.result, m.Refused) or (repeats and isinstance(running.result, m.Unresolved))):
                 await self.journal.finish(command, running.result, now_ms())
         except CapyError as error:
             running.result = _refused(command, error)
@@ -240,7 +258,7 @@ class HostAgent:
         finally:
             running.done.set()
             del self._running[command.command_id]
-            if isinstance(running.result, m.Absent):
+            if isinstance(running.result, (m.Absent, m.Parked)):
                 self._freed.set()  # a switch waits for a sample that is newer than the end of its victim
 
     async def _effect(self, command: m.Command) -> m.Result:
@@ -249,6 +267,10 @@ class HostAgent:
                 return await self._launch(command)
             case m.Terminate():
                 return await self._terminate(command)
+            case m.Release():
+                return await self._parking.release(command)
+            case m.Restore():
+                return await self._parking.restore(command)
             case _:
                 raise Refusal("unsupported", f"{type(command).__name__} has no effect to perform")
 
@@ -319,6 +341,11 @@ class HostAgent:
                     await sample(group)
                     await trio.sleep(PEAK_EVERY_S)
 
+        async def look_around() -> None:
+            while True:
+                await trio.sleep(OVERSEE_STARTING_S)
+                await self._custody.note_segments(engine.incarnation, engine.processes)
+
         async def stop_at_exit(scope: trio.CancelScope) -> None:
             await engine.ended.wait()
             scope.cancel()
@@ -327,7 +354,13 @@ class HostAgent:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_at_exit, nursery.cancel_scope)
                 nursery.start_soon(sample_peak)
+                nursery.start_soon(look_around)
                 outcome = await engine.become_ready()
+                exposed = await self._custody.exposed(engine) if isinstance(outcome, Usable) else None
+                if exposed is not None:
+                    outcome = Failure("launch_failed", exposed)
+                elif isinstance(outcome, Usable):
+                    await self._parking.take_reference(engine)
                 nursery.cancel_scope.cancel()
         if engine.ending:
             outcome = Refusal("lifecycle_conflict", "stopped while it was starting")
@@ -353,6 +386,7 @@ class HostAgent:
             processes=engine.processes,
             usable=outcome,
             peak_bytes=peak,
+            canary=engine.canary,
         )
 
     async def _clean_up(self, command: m.Launch, engine: Engine, error: CapyError) -> m.Result:
@@ -449,20 +483,41 @@ class HostAgent:
         same = await self._custody.same(engine)
         if isinstance(same, str):
             return _unproven(command, same)
-        usable: Usable | None = None
-        reason = ""
-        if not command.parked:
-            try:
-                usable = await engine.probe()
-            except CapyError as error:
-                reason = error.message
-        if usable is not None and not engine.ending:
+        if engine.moving:
+            return _unproven(command, f"a step of its memory is in progress: {engine.moving}")
+        found = m.ProbeResult(command_id=command.command_id, same=same, usable=None, gone=None)
+        if command.parked:
+            resident, reason = await self._parking.look_parked(engine, command.parked_budget)
+            return attrs.evolve(found, resident=resident, reason=reason)
+        if command.canary is not None or engine.memory is not Memory.HELD:
+            usable, canary, reason = await self._parking.look_woken(engine, command.canary)
+            return attrs.evolve(found, usable=usable, canary=canary, reason=reason)
+        try:
+            usable = await engine.probe()
+        except CapyError as error:
+            return attrs.evolve(found, reason=error.message)
+        if not engine.ending:
             if not engine.ready:
                 await self._custody.record_group(engine)
+                await self._parking.take_reference(engine)
                 self._watch(engine)
             engine.launching = False
             self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
-        return m.ProbeResult(command_id=command.command_id, same=same, usable=usable, gone=None, reason=reason)
+        return attrs.evolve(found, usable=usable)
+
+    async def _abort(self, command: m.Abort) -> m.Result:
+        """Ask an engine that can to end one request. Only its own word that it did is an answer."""
+        engine = self._custody.engines.get(command.incarnation)
+        if engine is None or not engine.answers:
+            raise Refusal("unavailable", f"{command.incarnation} is not served here")
+        if not engine.adapter.aborts:
+            raise Refusal("unsupported_capability", "this engine ends a request only when its connection closes")
+        try:
+            await engine.adapter.abort(engine.client, command.request)
+        except (ConnectionError, TimeoutError) as error:
+            raise Refusal("engine_unreachable", str(error)) from error
+        proof = Aborted(incarnation=command.incarnation, request=command.request, acknowledged_at_ms=now_ms())
+        return m.AbortAcknowledged(command_id=command.command_id, proof=proof)
 
     async def _await_idle(self, command: m.AwaitIdle) -> m.Result:
         """Wait until the engine reads idle, at most `limit_ms`."""
@@ -538,6 +593,7 @@ class HostAgent:
         """Sample an engine's gauges while it serves, and tell of its end, unless a command in progress does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_load, engine)
+            nursery.start_soon(self._oversee, engine)
             await engine.ended.wait()
             nursery.cancel_scope.cancel()
         if engine.launching or engine.ending:
@@ -548,7 +604,7 @@ class HostAgent:
 
     async def _report_load(self, engine: Engine) -> None:
         while True:
-            if engine.ready and not engine.launching:
+            if engine.answers:
                 try:
                     running, waiting, kv, asked_at = await engine.gauges()
                     self._say(
@@ -565,6 +621,21 @@ class HostAgent:
                     fields = {"launch": str(engine.incarnation), "why": str(error)}
                     _log.debug("engine.unread", extra={"fields": fields})
             await trio.sleep(LOAD_EVERY_S)
+
+    async def _oversee(self, engine: Engine) -> None:
+        """Note what shared memory a running engine made, and end one that opens a door of its own to the network."""
+        while True:
+            await trio.sleep(OVERSEE_S)
+            if engine.launching or engine.ending or not engine.ready:
+                continue
+            await self._custody.note_segments(engine.incarnation, engine.processes)
+            exposed = await self._custody.exposed(engine)
+            if exposed is not None:
+                _log.error("engine.exposed", extra={"fields": {"launch": str(engine.incarnation), "why": exposed}})
+                self.ingress.close(engine.incarnation)
+                engine.fault = exposed
+                await process.put_down(engine.processes, self.grace_s, self.kill_s)
+                return
 
     async def _report_domains(self) -> None:
         while True:

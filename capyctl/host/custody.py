@@ -9,6 +9,7 @@ Source: lifecycle 2, 14, 18.3; engines 16.2.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ import trio
 from capyctl.clock import now_ms
 from capyctl.fsm.proofs import GoneProof, NeverLaunched, Rebooted, SameEngine
 from capyctl.fsm.types import Incarnation, ProcessIdentity, Role
-from capyctl.host import identity, process
+from capyctl.host import identity, listeners, process, segments
 from capyctl.host.engine import Engine
 from capyctl.host.identity import Presence
 from capyctl.host.ingress import Ingress
@@ -27,6 +28,7 @@ from capyctl.host.ports import PortLeases
 
 T = TypeVar("T")
 LOOK_LIMITER = trio.CapacityLimiter(2)
+_log = logging.getLogger("capyctl.host.custody")
 
 
 async def in_thread(look: Callable[[], T]) -> T:
@@ -52,6 +54,7 @@ class Custody:
             gone = await observe(incarnation, processes)
         else:
             processes = await self.with_newcomers(incarnation, processes)
+            await self.note_segments(incarnation, processes)
             remains = await process.put_down(processes, grace_s, self.kill_s)
             gone = process.proof_of(incarnation, processes, remains) if remains.nothing else str(remains)
         if not isinstance(gone, str):
@@ -60,6 +63,7 @@ class Custody:
 
     async def release(self, incarnation: Incarnation) -> None:
         """Proven gone, or proven never to have been: the record ends first, then its port is free."""
+        await self._remove_segments(incarnation)
         await self.journal.gone(incarnation)
         self.ports.give_back(incarnation)
         self.ingress.close(incarnation)
@@ -75,11 +79,47 @@ class Custody:
             await self.journal.noticed(incarnation, found)
         return found
 
+    async def note_segments(self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]) -> None:
+        """Journal what shared memory the launch has made by now: after its end nobody could tell whose it is."""
+        record = await self.journal.launch(incarnation)
+        if record is None:
+            return
+
+        def look() -> frozenset[segments.Segment]:
+            alive = {p.pid for p in processes if identity.presence(p) is Presence.ALIVE}
+            group = [member.pid for p in processes if p.role is Role.API for member in identity.group_members(p)]
+            return segments.made_by({*alive, *group}, record.shm_before)
+
+        found = await in_thread(look)
+        if found - record.segments:
+            await self.journal.made(incarnation, found)
+
+    async def _remove_segments(self, incarnation: Incarnation) -> None:
+        record = await self.journal.launch(incarnation)
+        if record is None or not record.segments:
+            return
+        removed = await in_thread(lambda: segments.remove_unused(record.segments))
+        fields = {"launch": str(incarnation), "removed": sorted(one.path for one in removed)}
+        _log.info("segments.removed", extra={"fields": {**fields, "left": len(record.segments) - len(removed)}})
+
+    async def exposed(self, engine: Engine) -> str | None:
+        """Where the launch listens beyond loopback, in words; None while it does not, or may."""
+        if not engine.adapter.loopback_only:
+            return None
+        found = await in_thread(
+            lambda: listeners.exposed([member.pid for member in identity.group_members(engine.api)])
+        )
+        if not found:
+            return None
+        places = ", ".join(str(one) for one in found)
+        return f"the engine listens beyond loopback, where no key guards it: {places}"
+
     async def record_group(self, engine: Engine) -> tuple[ProcessIdentity, ...]:
         """Name every process of a group that has just become ready, in the journal first (W4)."""
         found = await in_thread(lambda: identity.with_roles(engine.api, engine.processes))
         await self.journal.ready(engine.incarnation, found)
         engine.processes, engine.ready = found, True
+        await self.note_segments(engine.incarnation, found)
         return found
 
     async def same(self, engine: Engine) -> SameEngine | str:

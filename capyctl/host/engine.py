@@ -18,7 +18,7 @@ from capyctl.fsm.proofs import Usable
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity, logs, ports
 from capyctl.host.http import LoopbackClient
-from capyctl.host.journal import LaunchRecord
+from capyctl.host.journal import LaunchRecord, Memory
 
 POLL_FIRST_S = 0.05  # a small model on llama.cpp is ready in 0.2 s
 POLL_S = 0.5
@@ -42,6 +42,10 @@ class Engine:
     ready: bool = False
     launching: bool = False  # its Launch command is still being answered, and tells of an exit itself
     ending: bool = False  # being terminated: its exit is no news
+    memory: Memory = Memory.HELD
+    canary: str | None = None  # how it answered the fixed prompt at its first readiness
+    fault: str | None = None  # why this host ended it by itself
+    moving: str | None = None  # the step of its memory that is being performed now
     ended: trio.Event = attrs.field(factory=trio.Event)
     watched: set[ProcessIdentity] = attrs.field(factory=set)
     exited: ProcessIdentity | None = None
@@ -52,6 +56,11 @@ class Engine:
     @property
     def incarnation(self) -> Incarnation:
         return self.record.incarnation
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be asked for its gauges and for answers: an engine without its memory may hang, or end."""
+        return self.ready and not self.launching and self.memory is Memory.HELD
 
     @property
     def api(self) -> ProcessIdentity:
@@ -125,6 +134,8 @@ class Engine:
 
     def story(self) -> str:
         """How it ended, in words."""
+        if self.fault is not None:
+            return f"the engine was ended: {self.fault}"
         if self.status is None:
             return "the engine exited"
         if self.status < 0:

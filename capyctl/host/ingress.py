@@ -144,6 +144,11 @@ class Ingress:
         endpoint = self._endpoints.get(incarnation)
         return 0 if endpoint is None else len(endpoint.busy) + len(endpoint.leaving)
 
+    def answering(self, incarnation: Incarnation) -> int:
+        """Requests inside the engine whose answer somebody still wants."""
+        endpoint = self._endpoints.get(incarnation)
+        return 0 if endpoint is None else len(endpoint.busy)
+
     def abandoned(self, incarnation: Incarnation) -> int:
         """Requests that were given up and whose EOF has not come."""
         endpoint = self._endpoints.get(incarnation)

@@ -6,6 +6,10 @@ A finished command's result is kept and replayed by its id. A handle (deployment
 is spawned at most once for ever: the launch row is the fence, and a fence row stands for a handle that
 was refused before it had one.
 
+A step of an engine's memory, a release or a restore, is written before the engine is asked (W8, W10) together
+with the doubt that it brings. Whoever finds it without a result knows that the engine may have been asked, and
+never asks again.
+
 All calls go to one thread, one at a time; SQLite is told `synchronous=FULL`, so a commit that returned
 survives a power loss. Launch keys are in here, which is why the file is 0600.
 Source: lifecycle 14, 17, 18.3, 19; decisions 24, 25.
@@ -13,6 +17,7 @@ Source: lifecycle 14, 17, 18.3, 19; decisions 24, 25.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import os
@@ -28,13 +33,14 @@ import trio
 from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host.logs import private_directory
+from capyctl.host.segments import Segment
 from capyctl.session.codec import canonical, decode_message, encode_message
-from capyctl.session.messages import Command, Launch, Result
+from capyctl.session.messages import Command, Launch, Release, Restore, Result
 
 JOURNAL_FILE = "journal.sqlite3"
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 RESULTS_KEPT = 1_000  # of commands whose launches are gone
 _SCHEMA = """
 CREATE TABLE launch (
@@ -57,6 +63,27 @@ CREATE TABLE accepted (
   command_id TEXT PRIMARY KEY, digest TEXT NOT NULL, command TEXT NOT NULL, accepted_ms INTEGER NOT NULL, result TEXT
 ) STRICT;
 """
+_SINCE_1 = """
+ALTER TABLE launch ADD COLUMN admin_key TEXT NOT NULL DEFAULT '';
+ALTER TABLE launch ADD COLUMN memory TEXT NOT NULL DEFAULT 'held';
+ALTER TABLE launch ADD COLUMN memory_token INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE launch ADD COLUMN canary TEXT;
+ALTER TABLE launch ADD COLUMN shm_before TEXT NOT NULL DEFAULT '[]';
+CREATE TABLE segment (
+  deployment TEXT NOT NULL, idx INTEGER NOT NULL, generation INTEGER NOT NULL,
+  path TEXT NOT NULL, device INTEGER NOT NULL, inode INTEGER NOT NULL,
+  PRIMARY KEY (deployment, idx, generation, path, device, inode)
+) STRICT;
+"""
+
+
+class Memory(enum.Enum):
+    """Where a launch's memory is, as far as this host ever asked its engine to move it."""
+
+    HELD = "held"  # as it was loaded, or proven to be back
+    RELEASING = "releasing"  # the release may have been asked for; what came of it is not proven
+    PARKED = "parked"  # proven released
+    RESTORING = "restoring"  # the restore may have been asked for; what came of it is not proven
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +99,11 @@ class LaunchRecord:
     state: str
     writer: ProcessIdentity | None
     processes: tuple[ProcessIdentity, ...]
+    admin_key: str = attrs.field(default="", repr=False)
+    memory: Memory = Memory.HELD
+    canary: str | None = None  # how it answered the fixed prompt at its first readiness
+    shm_before: frozenset[int] = frozenset()  # inodes of shared memory that is older than the launch
+    segments: frozenset[Segment] = frozenset()  # shared memory that it made
 
     @property
     def incarnation(self) -> Incarnation:
@@ -104,14 +136,26 @@ class Journal:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
+            self._db.execute("COMMIT")  # it may fail too, and leaves the transaction open then
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk has rolled it back already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     # --- launches ----------------------------------------------------------------------------------
 
-    async def arm(self, command: Launch, launch_id: str, port: int, key: str, log_path: Path, now: Millis) -> None:
+    async def arm(
+        self,
+        command: Launch,
+        launch_id: str,
+        port: int,
+        key: str,
+        log_path: Path,
+        now: Millis,
+        *,
+        admin_key: str = "",
+        shm_before: frozenset[int] = frozenset(),
+    ) -> None:
         """W3: the launch is about to be spawned.
 
         Raises: Refusal `lifecycle_conflict` for a handle that was launched or fenced before, or is older
@@ -124,7 +168,8 @@ class Journal:
                 self._drop_older(db, command.incarnation)
                 db.execute(
                     "INSERT INTO launch (deployment, idx, generation, command_id, digest, token, launch_id, command, "
-                    "port, key, log_path, started_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "port, key, log_path, started_ms, admin_key, shm_before) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *_handle(command.incarnation),
                         command.command_id,
@@ -136,6 +181,8 @@ class Journal:
                         key,
                         str(log_path),
                         now,
+                        admin_key,
+                        json.dumps(sorted(shm_before)),
                     ),
                 )
 
@@ -176,11 +223,12 @@ class Journal:
     def _drop_older(self, db: sqlite3.Connection, incarnation: Incarnation) -> None:
         """Launches of this lane that are gone: the newer row is the fence now, and their results replay by id."""
         lane = _handle(incarnation)[:2]
-        db.execute(
-            "DELETE FROM process WHERE (deployment, idx, generation) IN (SELECT deployment, idx, generation "
-            "FROM launch WHERE deployment = ? AND idx = ? AND state = 'gone')",
-            lane,
-        )
+        for table in ("process", "segment"):
+            db.execute(
+                f"DELETE FROM {table} WHERE (deployment, idx, generation) IN (SELECT deployment, idx, generation "
+                "FROM launch WHERE deployment = ? AND idx = ? AND state = 'gone')",
+                lane,
+            )
         db.execute("DELETE FROM launch WHERE deployment = ? AND idx = ? AND state = 'gone'", lane)
 
     async def spawned(
@@ -203,7 +251,8 @@ class Journal:
         def write() -> None:
             with self._transaction() as db:
                 db.execute(
-                    "UPDATE launch SET state = 'gone', key = '' WHERE deployment = ? AND idx = ? AND generation = ?",
+                    "UPDATE launch SET state = 'gone', key = '', admin_key = '' "
+                    "WHERE deployment = ? AND idx = ? AND generation = ?",
                     _handle(incarnation),
                 )
 
@@ -232,6 +281,82 @@ class Journal:
 
         await self._in_thread(write)
 
+    async def asked_for(self, incarnation: Incarnation, canary: str | None) -> None:
+        """How the engine answered the fixed prompt at its first readiness; a later answer does not replace it."""
+
+        def write() -> None:
+            with self._transaction() as db:
+                db.execute(
+                    "UPDATE launch SET canary = coalesce(canary, ?) "
+                    "WHERE deployment = ? AND idx = ? AND generation = ?",
+                    (canary, *_handle(incarnation)),
+                )
+
+        await self._in_thread(write)
+
+    async def begin_step(self, command: Release | Restore, now: Millis) -> bool:
+        """W8, W10: the engine is about to be asked to move its memory, which is unknown from here on.
+
+        False when it may have been asked before: under this id, or for a newer step of this launch.
+        """
+        doubt = Memory.RELEASING if isinstance(command, Release) else Memory.RESTORING
+
+        def write() -> bool:
+            handle = _handle(command.incarnation)
+            with self._transaction() as db:
+                accepted = db.execute(
+                    "INSERT OR IGNORE INTO accepted VALUES (?, ?, ?, ?, NULL)",
+                    (command.command_id, digest_of(command), canonical(encode_message(command)), now),
+                )
+                if not accepted.rowcount:
+                    return False
+                moved = db.execute(
+                    "UPDATE launch SET memory = ?, memory_token = ? "
+                    "WHERE deployment = ? AND idx = ? AND generation = ? AND memory_token < ?",
+                    (doubt.value, command.token, *handle, command.token),
+                )
+                return moved.rowcount == 1
+
+        return await self._in_thread(write)
+
+    async def may_have_begun(self, command: Release | Restore) -> bool:
+        """Whether `begin_step` would answer False: the engine may have been asked."""
+
+        def read() -> bool:
+            accepted = self._db.execute("SELECT 1 FROM accepted WHERE command_id = ?", (command.command_id,)).fetchone()
+            newer = self._db.execute(
+                "SELECT 1 FROM launch WHERE deployment = ? AND idx = ? AND generation = ? AND memory_token >= ?",
+                (*_handle(command.incarnation), command.token),
+            ).fetchone()
+            return accepted is not None or newer is not None
+
+        return await self._in_thread(read)
+
+    async def memory_is(self, incarnation: Incarnation, memory: Memory) -> None:
+        """Where the launch's memory was proven to be."""
+
+        def write() -> None:
+            with self._transaction() as db:
+                db.execute(
+                    "UPDATE launch SET memory = ? WHERE deployment = ? AND idx = ? AND generation = ?",
+                    (memory.value, *_handle(incarnation)),
+                )
+
+        await self._in_thread(write)
+
+    async def made(self, incarnation: Incarnation, segments: frozenset[Segment]) -> None:
+        """Shared memory that the launch's processes have; known ones are not written again."""
+
+        def write() -> None:
+            handle = _handle(incarnation)
+            with self._transaction() as db:
+                db.executemany(
+                    "INSERT OR IGNORE INTO segment VALUES (?, ?, ?, ?, ?, ?)",
+                    [(*handle, one.path, one.device, one.inode) for one in sorted(segments)],
+                )
+
+        await self._in_thread(write)
+
     async def launches(self) -> list[LaunchRecord]:
         """Every launch that is not proven gone, oldest first."""
         return await self._in_thread(lambda: self._read("state != 'gone' ORDER BY started_ms", ()))
@@ -244,19 +369,24 @@ class Journal:
 
     def _read(self, where: str, values: tuple[object, ...]) -> list[LaunchRecord]:
         rows = self._db.execute(
-            "SELECT deployment, idx, generation, command, launch_id, port, key, log_path, started_ms, state, writer "
-            f"FROM launch WHERE {where}",
+            "SELECT deployment, idx, generation, command, launch_id, port, key, log_path, started_ms, state, writer, "
+            f"admin_key, memory, canary, shm_before FROM launch WHERE {where}",
             values,
         ).fetchall()
         return [self._launch_record(row) for row in rows]
 
     def _launch_record(self, row: tuple[object, ...]) -> LaunchRecord:
-        deployment, index, generation, text, launch_id, port, key, log_path, started_ms, state, writer = row
+        deployment, index, generation, text, launch_id, port, key, log_path, started_ms, state, writer = row[:11]
+        admin_key, memory, canary, shm_before = row[11:]
         command = decode_message(json.loads(str(text)))
         assert isinstance(command, Launch)
         processes = self._db.execute(
             "SELECT pid, boot_id, start_ticks, role, number FROM process "
             "WHERE deployment = ? AND idx = ? AND generation = ? ORDER BY rowid",
+            (deployment, index, generation),
+        ).fetchall()
+        segments = self._db.execute(
+            "SELECT path, device, inode FROM segment WHERE deployment = ? AND idx = ? AND generation = ?",
             (deployment, index, generation),
         ).fetchall()
         return LaunchRecord(
@@ -272,6 +402,11 @@ class Journal:
                 ProcessIdentity(pid=pid, boot_id=boot, start_ticks=ticks, role=Role(role), number=number)
                 for pid, boot, ticks, role, number in processes
             ),
+            admin_key=str(admin_key),
+            memory=Memory(memory),
+            canary=None if canary is None else str(canary),
+            shm_before=frozenset(json.loads(str(shm_before))),
+            segments=frozenset(Segment(path, device, inode) for path, device, inode in segments),
         )
 
     # --- commands and their results ------------------------------------------------------------------
@@ -363,8 +498,10 @@ def _open(path: Path) -> Journal:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise Failure("store_from_newer_version", f"{path} was written by a newer release (version {version})")
-        if version == 0:
-            db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
+        for since, statements in ((0, _SCHEMA), (1, _SINCE_1)):
+            if version == since:
+                version = since + 1
+                db.executescript(f"BEGIN IMMEDIATE;{statements}PRAGMA user_version = {version};COMMIT;")
     except sqlite3.DatabaseError as error:
         db.close()
         raise Failure("internal", f"{path} cannot be read as a journal: {error}") from error

@@ -20,7 +20,7 @@ from capyctl.clock import now_ms
 from capyctl.engines.adapter import Adapter, Command, LaunchFacts
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Bytes, Domain, Incarnation
-from capyctl.host import logs, process
+from capyctl.host import logs, process, segments
 from capyctl.host.adapter import Checkpoints, EngineRegistry
 from capyctl.host.devices import Observer, Owners
 from capyctl.host.engine import Engine
@@ -73,9 +73,18 @@ class Launcher:
         if now_ms() >= command.deadline_ms:
             raise Refusal("activation_timeout", "the start's deadline had passed before it began")
         adapter = await self.verify(command)
-        check_room(self.policy, command.allocation, await self.observer.sample_anew(self.owners()))
+        if command.residency.parks and not adapter.parks:
+            raise Refusal(
+                "capability_missing:deep_park",
+                f"profile {command.profile} cannot park; use residency: restart_only",
+            )
+        seen = await self.observer.sample_anew(self.owners())
+        check_room(self.policy, command.allocation, seen)
         port = self.ports.lease(command.incarnation)
-        facts = self.facts(command, port, secrets.token_urlsafe(32))
+        facts = attrs.evolve(
+            self.facts(command, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32)),
+            available={str(name): int(sample.available_bytes) for name, sample in seen.items()},
+        )
         return Prepared(adapter=adapter, facts=facts, rendered=adapter.render(facts))
 
     async def verify(self, command: Launch | VerifyStart) -> Adapter:
@@ -107,7 +116,8 @@ class Launcher:
         """The absolute directory of a model. Raises: Refusal `invalid_root`."""
         return resolve_model(model, self.models_root)
 
-    def facts(self, command: Launch, port: int, key: str) -> LaunchFacts:
+    def facts(self, command: Launch, port: int, key: str, admin_key: str) -> LaunchFacts:
+        """What the adapter is told of a launch; what was free before it is known to `prepare` alone."""
         return LaunchFacts(
             served_name=command.served_name,
             model_dir=self.model_dir(command.model),
@@ -123,6 +133,12 @@ class Launcher:
                 self.state_dir, command.incarnation.lane.deployment, launch_id_of(command.incarnation)
             ),
             device_env=device_env(self.policy, command.allocation),
+            admin_key=admin_key,
+            residency=command.residency,
+            parked={str(name): int(amount) for name, amount in command.parked.items()},
+            pools=command.pools,
+            capacity={str(name): int(limits.capacity_bytes) for name, limits in self.policy.domains.items()},
+            deadline_s=max(0.0, (command.deadline_ms - now_ms()) / 1000),
         )
 
     async def spawn(self, command: Launch, prepared: Prepared) -> Engine:
@@ -134,9 +150,19 @@ class Launcher:
         facts = prepared.facts
         launch_id = launch_id_of(command.incarnation)
         started_at = now_ms()
-        await self.journal.arm(command, launch_id, facts.port, facts.key, facts.log_path, started_at)
+        shm_before = await trio.to_thread.run_sync(segments.present)
+        await self.journal.arm(
+            command,
+            launch_id,
+            facts.port,
+            facts.key,
+            facts.log_path,
+            started_at,
+            admin_key=facts.admin_key,
+            shm_before=shm_before,
+        )
         logs.prune(facts.log_path)
-        hidden = [facts.key, *logs.secret_values(prepared.rendered.env)]
+        hidden = [facts.key, facts.admin_key, *logs.secret_values(prepared.rendered.env)]
         writer = logs.start_writer(facts.log_path, hidden)
         try:
             gated = process.spawn_gated(writer.output)
@@ -157,6 +183,8 @@ class Launcher:
             state="spawned",
             writer=writer.identity,
             processes=(gated.process,),
+            admin_key=facts.admin_key,
+            shm_before=shm_before,
         )
         engine = self.engine(record, prepared.adapter)
         try:
@@ -173,11 +201,13 @@ class Launcher:
         return Engine(
             record=record,
             adapter=adapter or self.registry.adapter(command.profile),
-            facts=self.facts(command, record.port, record.key),
-            client=LoopbackClient(port=record.port, key=record.key),
+            facts=self.facts(command, record.port, record.key, record.admin_key),
+            client=LoopbackClient(port=record.port, key=record.key, admin_key=record.admin_key),
             processes=record.processes,
             abandoned=lambda: self.ingress.abandoned(record.incarnation),
             ready=record.state == "ready",
+            memory=record.memory,
+            canary=record.canary,
         )
 
 

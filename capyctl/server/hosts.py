@@ -26,7 +26,7 @@ from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Local
 from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
 from capyctl.fsm.proofs import Unsent
-from capyctl.fsm.types import DeploymentId, HostId, Incarnation, Millis, Phase, Residency, Token
+from capyctl.fsm.types import Bytes, DeploymentId, Domain, HostId, Incarnation, Millis, Phase, Residency, Token
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.server.log import Log
 from capyctl.session import messages as m
@@ -36,6 +36,7 @@ log = Log("hosts")
 ANSWER_SLACK_S: Final = 120.0
 """A host keeps the order's own limit; it is given so much more to say what came of it."""
 PROBE_LIMIT_S: Final = 180.0
+ABORT_LIMIT_S: Final = 10.0
 RUNS_UNDER_IT: Final = frozenset({"lifecycle_conflict", "idempotency_conflict"})
 """Refusals that may mean that this incarnation has processes already: nothing is freed on them."""
 
@@ -69,9 +70,7 @@ class HostLinks:
         try:
             command = self._command(order)
         except Refusal as refused:  # nothing was put on the wire
-            return self._launch_failed(order, refused.code, refused.message)
-        if command is None:
-            return self._unsupported(order)
+            return self._refused(order, refused.code, refused.message)
         try:
             with trio.fail_after(self._limit_s(order)):
                 result = await self._call(order.host, command)
@@ -87,8 +86,26 @@ class HostLinks:
             raise Refusal("unavailable", f"the session of host {host} is down")
         return await link.call(command)
 
-    def _command(self, order: orders.HostOrder) -> m.Command | None:
-        """The command that carries an order; None for what no host of this release takes."""
+    async def abort(self, order: orders.Abort) -> events.Event:
+        """Ask the engine to end one request. No answer, or no such engine, is no proof: the cut goes on without it."""
+        command = m.Abort(command_id=f"abort:{order.request}", incarnation=order.incarnation, request=order.request)
+        reason = "the host did not answer"
+        with trio.move_on_after(ABORT_LIMIT_S):
+            try:
+                match await self._call(order.host, command):
+                    case m.AbortAcknowledged(proof=proof) if proof.request == order.request:
+                        return events.AbortAcknowledged(request=order.request, proof=proof, now_ms=self.clock())
+                    case m.Refused(message=message):
+                        reason = message
+                    case other:
+                        reason = f"the host answered Abort with {type(other).__name__}"
+            except CapyError as error:
+                reason = error.message
+        log.debug("abort.unanswered", request=order.request, why=reason)
+        return events.AbortUnanswered(request=order.request, now_ms=self.clock())
+
+    def _command(self, order: orders.HostOrder) -> m.Command:
+        """The command that carries an order. Raises: Refusal when it cannot be said; InvariantBroken."""
         identity = f"{order.incarnation}#{order.token}"
         match order:
             case orders.Launch():
@@ -110,9 +127,31 @@ class HostLinks:
                     incarnation=order.incarnation,
                     processes=order.processes,
                     parked=order.parked,
+                    canary=order.canary,
+                    parked_budget=self._budget(order.incarnation) if order.parked else {},
                 )
-            case orders.Release() | orders.Restore():
-                return None
+            case orders.Release():
+                return m.Release(
+                    command_id=f"release:{identity}",
+                    incarnation=order.incarnation,
+                    token=order.token,
+                    tier=order.tier,
+                    budget=budget(order.plan),
+                    gate_closed_at_ms=order.gate_closed_at_ms,
+                    processes=order.processes,
+                    limit_ms=self._left_ms(order.deadline_ms),
+                )
+            case orders.Restore():
+                return m.Restore(
+                    command_id=f"restore:{identity}",
+                    incarnation=order.incarnation,
+                    token=order.token,
+                    tier=order.tier,
+                    digest=order.digest,
+                    canary=order.canary,
+                    processes=order.processes,
+                    deadline_ms=order.deadline_ms,
+                )
             case _:
                 raise InvariantBroken(f"no host takes {type(order).__name__}")
 
@@ -133,8 +172,19 @@ class HostLinks:
             slots=order.plan.slots,
             allocation=order.plan.at(Phase.COLD).bytes,
             ready=order.plan.at(Phase.READY).bytes,
+            parked=order.plan.at(Phase.PARKED).bytes if spec.residency.parks else {},
+            residency=spec.residency,
+            pools=order.plan.pools,
             deadline_ms=order.deadline_ms,
         )
+
+    def _budget(self, incarnation: Incarnation) -> Mapping[Domain, Bytes]:
+        """What may be left of a park whose answer was lost: as its release was told, from the plan of its run."""
+        row = self.book.instances.get(incarnation.lane)
+        return {} if row is None or row.plan is None else budget(row.plan)
+
+    def _left_ms(self, deadline_ms: Millis) -> Millis:
+        return Millis(max(0, deadline_ms - self.clock()))
 
     def _spec(self, deployment: DeploymentId, revision: int) -> Spec:
         row = self.book.deployments.get(deployment)
@@ -144,7 +194,7 @@ class HostLinks:
 
     def _limit_s(self, order: orders.HostOrder) -> float:
         match order:
-            case orders.Launch() | orders.Restore():
+            case orders.Launch() | orders.Restore() | orders.Release():
                 return max(0.0, (order.deadline_ms - self.clock()) / 1000) + ANSWER_SLACK_S
             case orders.AwaitIdle() | orders.Terminate():
                 return order.limit_ms / 1000 + ANSWER_SLACK_S
@@ -162,6 +212,7 @@ class HostLinks:
                     **at,
                     processes=result.processes,
                     usable=result.usable,
+                    canary=result.canary,
                     peak_bytes=result.peak_bytes,
                 )
             case orders.Launch(), m.LaunchRefused():
@@ -172,8 +223,24 @@ class HostLinks:
                     proof=result.proof,
                     transient=result.transient,
                 )
-            case orders.Launch(), m.Refused() if result.code not in RUNS_UNDER_IT:
-                return self._launch_failed(order, result.code, result.message)
+            case orders.Launch() | orders.Release() | orders.Restore(), m.Refused() if result.code not in RUNS_UNDER_IT:
+                return self._refused(order, result.code, result.message)
+            case orders.Release(), m.Parked():
+                return events.ParkConfirmed(**at, quiet=result.quiet, same=result.same, resident=result.resident)
+            case orders.Release(), m.NotParked():
+                return events.ParkRefused(**at, code=result.code, reason=result.reason, unsent=result.unsent)
+            case orders.Restore(), m.Awake():
+                return events.WakeConfirmed(
+                    **at, back=result.back, usable=result.usable, canary=result.canary, same=result.same
+                )
+            case orders.Restore(), m.NotAwake():
+                return events.WakeFailed(
+                    **at,
+                    code=result.code,
+                    reason=result.reason,
+                    mismatch=result.mismatch,
+                    unsent=result.unsent,
+                )
             case orders.AwaitIdle(), m.IdleVerdict():
                 return events.IdleGateEnded(**at, verdict=result.verdict)
             case orders.Terminate(), m.Absent():
@@ -184,7 +251,13 @@ class HostLinks:
                 return events.TerminateUnproven(**at, reason=result.message)
             case orders.Probe(), m.ProbeResult():
                 return events.Probed(
-                    **at, same=result.same, usable=result.usable, gone=result.gone, reason=result.reason
+                    **at,
+                    same=result.same,
+                    usable=result.usable,
+                    gone=result.gone,
+                    resident=result.resident,
+                    canary=result.canary,
+                    reason=result.reason,
                 )
             case _, m.Unresolved():
                 return self._lost(order, result.reason)
@@ -196,23 +269,20 @@ class HostLinks:
     def _at(self, order: orders.HostOrder) -> _At:
         return {"incarnation": order.incarnation, "token": order.token, "now_ms": self.clock()}
 
-    def _launch_failed(self, order: orders.HostOrder, code: str, reason: str) -> events.Event:
-        if not isinstance(order, orders.Launch):
-            return self._lost(order, reason)
-        return events.LaunchFailed(
-            **self._at(order),
-            code=code,
-            reason=reason,
-            proof=Unsent(incarnation=order.incarnation, refused_before_sending=True),
-            transient=lookup(code).retryable,
-        )
-
-    def _unsupported(self, order: orders.HostOrder) -> events.Event:
-        at = self._at(order)
-        reason = "no engine of this release parks"
-        if isinstance(order, orders.Release):
-            return events.ParkRefused(**at, code="unsupported_capability", reason=reason)
-        return events.WakeFailed(**at, code="unsupported_capability", reason=reason)
+    def _refused(self, order: orders.HostOrder, code: str, reason: str) -> events.Event:
+        """It was refused before any effect: as it was before, whatever was charged for it."""
+        at, unsent = self._at(order), Unsent(incarnation=order.incarnation, refused_before_sending=True)
+        match order:
+            case orders.Launch():
+                return events.LaunchFailed(
+                    **at, code=code, reason=reason, proof=unsent, transient=lookup(code).retryable
+                )
+            case orders.Release():
+                return events.ParkRefused(**at, code=code, reason=reason, unsent=unsent)
+            case orders.Restore():
+                return events.WakeFailed(**at, code=code, reason=reason, unsent=unsent)
+            case _:
+                return self._lost(order, reason)
 
     def _lost(self, order: orders.HostOrder, reason: str) -> events.Event:
         return events.OrderLost(**self._at(order), reason=reason)
@@ -375,6 +445,17 @@ def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable
             feed(event)
 
     return hear
+
+
+def budget(plan: Plan) -> Mapping[Domain, Bytes]:
+    """What a park may leave on each domain that it is to empty; where it empties none, on every one.
+
+    A domain that is charged as much parked as ready (host RAM beside a card, for a copy or for the engine's own
+    processes) is not emptied, and what is there proves nothing.
+    """
+    ready, parked = plan.at(Phase.READY), plan.at(Phase.PARKED)
+    emptied = {domain: parked.on(domain) for domain in ready.bytes if parked.on(domain) < ready.on(domain)}
+    return emptied or {domain: parked.on(domain) for domain in ready.bytes}
 
 
 def deployment_of(spec: Spec) -> Deployment:

@@ -11,8 +11,19 @@ from typing import Any
 
 import attrs
 
-from capyctl.fsm.proofs import Back, Canary, GoneProof, Quiet, Resident, SameEngine, Unsent, Usable
-from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, ProcessIdentity, Residency, Role, Token
+from capyctl.fsm.proofs import Aborted, Back, Canary, GoneProof, Quiet, Resident, SameEngine, Unsent, Usable
+from capyctl.fsm.types import (
+    Bytes,
+    Domain,
+    HostId,
+    Incarnation,
+    Millis,
+    ProcessIdentity,
+    RequestId,
+    Residency,
+    Role,
+    Token,
+)
 from capyctl.ledger.types import HostPolicy, Observation
 
 # --- commands, server to host -------------------------------------------------------------------
@@ -49,6 +60,7 @@ class Launch(Command):
     deadline_ms: Millis
     parked: Mapping[Domain, Bytes] = attrs.field(factory=dict)
     residency: Residency = Residency.RESTART_ONLY
+    pools: Mapping[str, int] = attrs.field(factory=dict)  # what the engine is told of its memory, see ledger's Plan
 
 
 @attrs.frozen(kw_only=True)
@@ -110,6 +122,14 @@ class Restore(Command):
     canary: str | None
     processes: tuple[ProcessIdentity, ...]
     deadline_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Abort(Command):
+    """Ask the engine to end one request by its id. Result: AbortAcknowledged | Refused."""
+
+    incarnation: Incarnation
+    request: RequestId
 
 
 @attrs.frozen(kw_only=True)
@@ -204,6 +224,12 @@ class NotAwake(Result):
     code: str
     reason: str
     mismatch: bool = False
+    unsent: Unsent | None = None  # nothing was asked of the engine: it is parked as it was
+
+
+@attrs.frozen(kw_only=True)
+class AbortAcknowledged(Result):
+    proof: Aborted
 
 
 @attrs.frozen(kw_only=True)

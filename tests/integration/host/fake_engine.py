@@ -3,6 +3,13 @@
 `fake_engine.py --port N --as MODE`, key in FAKE_KEY. Modes: serve, die (exit 3 with a word), slow
 (loads for 30 s), stubborn (ignores SIGTERM, and so does its child), family (a worker and a grandchild),
 foreign (another process of another session takes the port).
+
+It parks: `/sleep` and `/wake` with the key in FAKE_ADMIN give back and take again `--hold` MiB, and every
+call is a line of `--diary`. `--fault` makes it misbehave:
+lost_sleep, lost_wake (done, and the connection closes without an answer), slow_sleep (done, answered after
+30 s), keeps (a 200 that frees nothing), late (frees 1 s after its 200), dies (exits after its 200), refuses (409),
+other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), door
+(listens on every address as well).
 """
 
 from __future__ import annotations
@@ -10,9 +17,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +33,27 @@ SLEEPER = (
 )
 running = 0
 lock = threading.Lock()
+options = argparse.Namespace()
+kept: list[object] = []
+memory = bytearray()
+asleep = False
+woken = False
+
+
+def note(line: str) -> None:
+    if options.diary:
+        with open(options.diary, "a") as diary:
+            diary.write(line + "\n")
+
+
+def release() -> None:
+    global memory
+    memory = bytearray()
+
+
+def take() -> None:
+    global memory
+    memory = bytearray(b"x") * (options.hold << 20)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,13 +76,24 @@ class Handler(BaseHTTPRequestHandler):
         elif self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":
             self.answer(401, b"{}")
         else:
+            if asleep:
+                note("gauges asleep")
             self.answer(200, json.dumps({"running": running, "waiting": 0}).encode())
 
     def do_POST(self) -> None:
         global running
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in ("/sleep", "/wake", "/abort"):
+            self.control(asked)
+            return
         if self.headers["Authorization"] != f"Bearer {os.environ['FAKE_KEY']}":
             self.answer(401, b"{}")
+            return
+        if asleep:
+            note(f"{self.path} asleep")
+            time.sleep(30)
+        if self.path == "/v1/completions":
+            self.canary()
             return
         with lock:
             running += 1
@@ -61,6 +102,40 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with lock:
                 running -= 1
+
+    def canary(self) -> None:
+        if woken and options.fault == "mute":
+            self.answer(500, b"{}")
+        else:
+            self.answer(200, b"!!!!" if woken and options.fault == "other" else b"[1, 2, 3]")
+
+    def control(self, asked: dict[str, object]) -> None:
+        global asleep, woken
+        if self.headers["Authorization"] != f"Bearer {os.environ['FAKE_ADMIN']}":
+            self.answer(401, b"{}")
+            return
+        note(f"{self.path[1:]} {asked.get('rid', '')}".strip())
+        fault = options.fault
+        if self.path == "/sleep" and fault == "refuses":
+            self.answer(409, b"{}")
+            return
+        if self.path == "/sleep":
+            asleep = True
+            if fault == "late":
+                threading.Timer(1.0, release).start()
+            elif fault != "keeps":
+                release()
+        elif self.path == "/wake":
+            take()
+            asleep, woken = False, True
+        if (self.path, fault) in (("/sleep", "lost_sleep"), ("/wake", "lost_wake")):
+            self.close_connection = True
+            return
+        if (self.path, fault) == ("/sleep", "slow_sleep"):
+            time.sleep(30)
+        self.answer(200, b"{}")
+        if (self.path, fault) == ("/sleep", "dies"):
+            os._exit(9)
 
     def chat(self, asked: dict[str, object]) -> None:
         if not asked.get("stream"):
@@ -88,7 +163,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--as", dest="mode", default="serve")
-    args = parser.parse_args()
+    parser.add_argument("--hold", type=int, default=0)
+    parser.add_argument("--diary", default="")
+    parser.add_argument("--fault", default="")
+    args = parser.parse_args(namespace=options)
+    take()
     print(f"starting as {args.mode} with key {os.environ['FAKE_KEY']}", flush=True)
     if args.mode == "die":
         print("error: cannot load the model", file=sys.stderr, flush=True)
@@ -102,6 +181,13 @@ def main() -> None:
         time.sleep(0.3)
     if args.mode == "slow":
         time.sleep(30)
+    if args.fault == "shm":
+        with open(f"/dev/shm/fake_{os.getpid()}", "w+b") as file:
+            file.truncate(4096)
+            kept.append(mmap.mmap(file.fileno(), 4096))
+    if args.fault == "door":
+        door = socket.create_server(("0.0.0.0", 0))
+        kept.append(door)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     server.daemon_threads = True
     with contextlib.suppress(KeyboardInterrupt):

@@ -13,7 +13,7 @@ import attrs
 
 from capyctl.clock import now_ms
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
-from capyctl.errors import Refusal
+from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import Bytes, DeploymentId, Domain, Generation, HostId, Incarnation, Lane, Millis, Token
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.session.messages import Launch, Profile
@@ -25,8 +25,24 @@ UNIFIED = Domain("unified")
 
 @attrs.define
 class FakeAdapter(RestartOnly):
+    """Parks when `parking` is set: by `/sleep` and `/wake`, each called once."""
+
     family: str = "fake"
     eof_settles: bool = True
+    parking: bool = True
+    private: bool = True
+
+    @property
+    def parks(self) -> bool:
+        return self.parking
+
+    @property
+    def aborts(self) -> bool:
+        return True
+
+    @property
+    def loopback_only(self) -> bool:
+        return self.private
 
     def preflight(self) -> None:
         pass
@@ -35,7 +51,11 @@ class FakeAdapter(RestartOnly):
         mode = facts.document.get("mode", "serve")
         program = facts.document.get("program", sys.executable)
         argv = [program, "-S", str(PROGRAM), "--port", str(facts.port), "--as", mode]
-        return Command(argv=tuple(argv), env={"FAKE_KEY": facts.key, "PATH": "/usr/bin:/bin"})
+        for option in ("hold", "diary", "fault"):
+            if option in facts.document:
+                argv += [f"--{option}", str(facts.document[option])]
+        env = {"FAKE_KEY": facts.key, "FAKE_ADMIN": facts.admin_key, "PATH": "/usr/bin:/bin"}
+        return Command(argv=tuple(argv), env=env)
 
     async def loaded(self, client: Client) -> bool:
         status, _ = await client.get("/health")
@@ -52,6 +72,30 @@ class FakeAdapter(RestartOnly):
         _, body = await client.get("/metrics")
         seen = json.loads(body)
         return seen["running"], seen["waiting"], None
+
+    async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
+        status, body = await client.post("/v1/completions", b"{}", limit_s)
+        if status != 200:
+            raise Failure("engine_error", f"it answered {status}")
+        return body.decode()
+
+    async def release(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
+        await self._control(client, "/sleep", limit_s)
+
+    async def restore(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
+        await self._control(client, "/wake", limit_s)
+
+    async def alive_parked(self, client: Client) -> bool:
+        status, _ = await client.get("/health")
+        return status == 200
+
+    async def abort(self, client: Client, request_id: str) -> None:
+        await self._control(client, "/abort", 5.0, json.dumps({"rid": request_id}).encode())
+
+    async def _control(self, client: Client, path: str, limit_s: float, body: bytes = b"{}") -> None:
+        status, _ = await client.post(path, body, limit_s, admin=True)
+        if status != 200:
+            raise Failure("engine_error", f"{path} was answered with {status}")
 
     def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
         return None
@@ -114,7 +158,7 @@ def incarnation(generation: int = 1, deployment: str = "d1") -> Incarnation:
 def launch(
     place: Path, generation: int = 1, *, command_id: str | None = None, limit_s: float = 20, **more: Any
 ) -> Launch:
-    document = {key: more.pop(key) for key in ("mode", "program") if key in more}
+    document = {key: more.pop(key) for key in ("mode", "program", "hold", "diary", "fault") if key in more}
     facts: dict[str, Any] = {
         "command_id": command_id or f"launch-{generation}-{os.urandom(4).hex()}",
         "incarnation": incarnation(generation),
