@@ -17,7 +17,7 @@ from capyctl.cli import lifecycle
 from capyctl.cli.client import Management
 from capyctl.cli.lifecycle import RequestId, Wait
 from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary, the_file
-from capyctl.documents import places, reader, strict
+from capyctl.documents import owned, places, reader, strict
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import COMMIT, HuggingFace
 from capyctl.documents.scalars import EnvName, EnvValue, parse_env_name, parse_env_value, parse_https
@@ -103,12 +103,7 @@ def _revision(text: str | None) -> int | None:
 
 def read_document(file: str) -> Deployment:
     """The deployment document in a file, as its user wrote it. Raises: Refusal invalid_config."""
-    try:
-        with open(file, "rb") as opened:
-            text = opened.read(reader.BYTES_MAX + 1)
-    except OSError as wrong:
-        raise Refusal("invalid_config", f"{file}: {os.strerror(wrong.errno or 0)}") from None
-    return parse_deployment(text, file, by_client=True)
+    return parse_deployment(owned.read_regular(file, reader.BYTES_MAX), file, by_client=True)
 
 
 def settle(deployment: Deployment, source: str, hf_endpoint: str | None, engine_env: list[str]) -> Deployment:

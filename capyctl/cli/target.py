@@ -99,10 +99,9 @@ def _server_token(path: str) -> str:
 
 def _read(path: str) -> tuple[dict[str, object], Role | None]:
     """A role document's plain data and kind; only the address is wanted, so it is not structured."""
-    from capyctl.documents import reader
+    from capyctl.documents import owned, reader
 
-    with open(path, "rb") as file:
-        raw = reader.read(file.read(reader.BYTES_MAX + 1), path)
+    raw = reader.read(owned.read_regular(path, reader.BYTES_MAX), path)
     if type(raw) is not dict:
         raise Refusal("invalid_config", f"{path}: expected a role document")
     kind = raw.get("kind")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capyctl.documents import paths, reader, settings
+from capyctl.documents import owned, paths, reader, settings
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.paths import Row
 from capyctl.errors import Refusal
@@ -31,11 +30,7 @@ def document_class(kind: str) -> type[Any]:
 
 def read_file(path: str, called: str) -> dict[str, Any]:
     """The plain data of a document in a file. Raises: Refusal invalid_config."""
-    try:
-        with open(path, "rb") as file:
-            raw = reader.read(file.read(reader.BYTES_MAX + 1), called)
-    except OSError as wrong:
-        raise Refusal("invalid_config", f"{called}: {os.strerror(wrong.errno or 0)}") from None
+    raw = reader.read(owned.read_regular(path, reader.BYTES_MAX, called), called)
     if type(raw) is not dict:
         raise Refusal("invalid_config", f"{called}: expected a document with kind {', '.join(KINDS)}")
     return raw

@@ -6,6 +6,7 @@ they know whether there is anything to do. Source: config 14, 15; security 4.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -14,7 +15,8 @@ from typing import Final, Literal
 
 import attrs
 
-from capyctl.errors import Refusal
+from capyctl.documents import owned
+from capyctl.errors import Failure, Refusal
 
 Role = Literal["server", "host", "standalone"]
 ROLES: Final[tuple[Role, ...]] = ("server", "host", "standalone")
@@ -126,8 +128,10 @@ def explicit_document(flag: str | None, environ: Mapping[str, str], cwd: str) ->
         if stated is None:
             continue
         path = absolute(stated, cwd)
-        if not stated or not os.path.isfile(path):
+        if not stated or not os.path.exists(path):
             raise Refusal("invalid_config", f"{by}: there is no document {path}")
+        if not os.path.isfile(path):
+            raise Refusal("invalid_config", f"{by}: {path} is not a regular file")
         return path, by
     return None
 
@@ -201,6 +205,7 @@ def read_credentials(path: str) -> Credentials:
 
     Raises: FileNotFoundError; Refusal unauthorized.
     """
+    owned.check_directory(os.path.dirname(path))
     text = read_owned(path, CREDENTIALS_MAX)
     found: dict[str, str] = {}
     for line in text.split("\n"):
@@ -228,8 +233,18 @@ def read_line(path: str) -> str | None:
 # ---------------------------------------------------------------- writing and checking
 
 
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def no_space(path: str, wrong: OSError) -> Failure:
+    """A disk, a quota or a limit that is full: nothing of the file was kept."""
+    return Failure(
+        "insufficient_space", f"{path} cannot be written: {os.strerror(wrong.errno or 0)}. Free some space there"
+    )
+
+
 def write_new(path: str, text: str) -> None:
-    """A new private file (0600), whole or not at all. Raises: FileExistsError."""
+    """A new private file (0600), whole or not at all. Raises: FileExistsError; Failure insufficient_space."""
     beside = _write_beside(path, text)
     try:
         os.link(beside, path)  # unlike rename, it never replaces
@@ -239,7 +254,7 @@ def write_new(path: str, text: str) -> None:
 
 
 def replace(path: str, text: str) -> None:
-    """A private file (0600), replaced whole."""
+    """A private file (0600), replaced whole. Raises: Failure insufficient_space, and the old one stays."""
     beside = _write_beside(path, text)
     try:
         os.rename(beside, path)
@@ -251,14 +266,19 @@ def replace(path: str, text: str) -> None:
 
 def _write_beside(path: str, text: str) -> str:
     beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.new"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        os.unlink(beside)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except OSError as wrong:
+        if wrong.errno in FULL:
+            raise no_space(path, wrong) from None
         raise
     return beside
 
@@ -272,11 +292,22 @@ def _sync_directory(path: str) -> None:
 
 
 def make_private(path: str) -> None:
-    """The directory and what is missing above it, 0700. Raises: Refusal invalid_config when it cannot be made."""
+    """The directory and what is missing above it, 0700.
+
+    Raises: Refusal invalid_config when it cannot be made; Failure insufficient_space.
+    """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as wrong:
+        if wrong.errno in FULL:
+            raise no_space(path, wrong) from None
         raise Refusal("invalid_config", f"{path} cannot be made: {os.strerror(wrong.errno or 0)}") from None
+
+
+def keep_private(path: str) -> None:
+    """As `make_private`, for a directory whose owner alone may reach it. Raises also: Refusal unsafe_file."""
+    owned.check_directory(path)
+    make_private(path)
 
 
 def unsafe(path: str) -> str | None:
@@ -327,7 +358,7 @@ def establish_credentials(places: Places, *, served_before: bool) -> Credentials
             ) from None
     import secrets
 
+    keep_private(places.identity)
     made = Credentials(api_key=f"capy-{secrets.token_urlsafe(32)}", admin_token=f"capyadm-{secrets.token_urlsafe(32)}")
-    make_private(places.identity)
     write_new(places.credentials, f"api_key: {made.api_key}\nadmin_token: {made.admin_token}\n")
     return made

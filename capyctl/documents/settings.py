@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from capyctl.documents import paths, places, reader
+from capyctl.documents import owned, paths, places, reader
 from capyctl.documents.paths import Origin, Row, Statement
 from capyctl.documents.places import Places
 from capyctl.documents.scalars import AbsolutePath
@@ -175,11 +175,7 @@ def _retention(document: Standalone) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            raw = reader.read(file.read(reader.BYTES_MAX + 1), path)
-    except OSError as wrong:
-        raise Refusal("invalid_config", f"{path} cannot be read: {os.strerror(wrong.errno or 0)}") from None
+    raw = reader.read(owned.read_regular(path, reader.BYTES_MAX), path)
     if type(raw) is not dict:
         raise Refusal("invalid_config", f"{path}: expected a standalone document")
     for name in ("schema_version", "kind", "name"):

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import CapyError, Failure, Lost, Refusal
 from capyctl.fsm.proofs import Aborted, NeverLaunched, Usable
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, process
@@ -249,6 +249,8 @@ class HostAgent:
             repeats = isinstance(command, (m.Launch, m.Terminate))
             if not (isinstance(running.result, m.Refused) or (repeats and isinstance(running.result, m.Unresolved))):
                 await self.journal.finish(command, running.result, now_ms())
+        except Lost as error:  # the journal cannot be written: what was done is done, and on no record
+            running.result = m.Unresolved(command_id=command.command_id, reason=error.message)
         except CapyError as error:
             running.result = _refused(command, error)
         except Exception as error:  # a bug of ours must not end the watch over every other engine

@@ -30,7 +30,8 @@ from typing import TypeVar
 import attrs
 import trio
 
-from capyctl.errors import Failure, Refusal
+from capyctl.documents import owned
+from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host.logs import private_directory
 from capyctl.host.segments import Segment
@@ -119,9 +120,14 @@ def digest_of(command: Command) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """The open journal. Made by `open_journal`; every method is one durable transaction or one read."""
+    """The open journal. Made by `open_journal`; every method is one durable transaction or one read.
+
+    Raises: Lost, from all of them, naming the file, when it cannot be written or read. What the caller was about to
+    do or has done is then not on record, so nobody may conclude anything from it.
+    """
 
     _db: sqlite3.Connection
+    _path: Path
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
 
     async def close(self) -> None:
@@ -129,7 +135,10 @@ class Journal:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # Not abandoned on cancel: a write that began is finished, and its outcome known.
-        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        except sqlite3.Error as wrong:
+            raise _unwritten(self._path, wrong) from wrong
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -481,7 +490,8 @@ class Journal:
 async def open_journal(path: Path) -> Journal:
     """Open or make the journal, 0600 in a 0700 directory.
 
-    Raises: Failure `store_from_newer_version`, or `internal` when the file is damaged or not ours.
+    Raises: Refusal `unsafe_file` when others reach it; Failure `store_from_newer_version`, `insufficient_space`, or
+    `internal` when the file is damaged.
     """
     return await trio.to_thread.run_sync(_open, path)
 
@@ -489,8 +499,12 @@ async def open_journal(path: Path) -> Journal:
 def _open(path: Path) -> Journal:
     private_directory(path.parent)
     # Made here with its mode, so that SQLite never makes it; -wal and -shm copy the mode of the file.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    os.chmod(path, 0o600)
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        owned.check_file(str(path.with_name(name)))
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError as wrong:
+        raise Failure("internal", f"{path} cannot be opened: {wrong.strerror}") from wrong
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA journal_mode = WAL")
@@ -504,11 +518,22 @@ def _open(path: Path) -> Journal:
                 db.executescript(f"BEGIN IMMEDIATE;{statements}PRAGMA user_version = {version};COMMIT;")
     except sqlite3.DatabaseError as error:
         db.close()
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise Failure("insufficient_space", f"{path} cannot be written: {FULL}") from error
         raise Failure("internal", f"{path} cannot be read as a journal: {error}") from error
     except BaseException:
         db.close()
         raise
-    return Journal(db)
+    return Journal(db, path)
+
+
+FULL = "its disk is full; what was stored is unharmed. Free some space there and start again"
+
+
+def _unwritten(path: Path, wrong: sqlite3.Error) -> Lost:
+    if getattr(wrong, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return Lost("insufficient_space", f"{path} cannot be written: {FULL}")
+    return Lost("internal", f"{path} cannot be used: {type(wrong).__name__}: {wrong}")
 
 
 def _handle(incarnation: Incarnation) -> tuple[DeploymentId, int, Generation]:

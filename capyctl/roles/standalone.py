@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -89,7 +89,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def _prepared(settings: StandaloneSettings) -> Path:
     """The state root, checked; the lock's place in it."""
     root = settings.places.root
-    places.make_private(root)
+    places.keep_private(root)
     if (wrong := places.unsafe(root)) is not None:
         raise Refusal("unsafe_file", f"the state directory cannot be used: {wrong}")
     return Path(root) / LOCK_FILE
@@ -114,7 +114,7 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
     """Everything that a first start writes; a later one finds it. The lock is held."""
     where = settings.places
     for directory in (where.run, where.server, where.host):
-        places.make_private(directory)
+        places.keep_private(directory)
     if settings.generated:
         places.make_private(os.path.dirname(settings.document_path))
         places.write_new(settings.document_path, standalone.GENERATED)
@@ -132,10 +132,26 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
 
 @attrs.define(eq=False)
 class _Stopping:
-    """`asked` at the first signal, `hurry` at the second."""
+    """`asked` at the first signal, `hurry` at the second; both when a part failed without which nothing may go on."""
 
     asked: trio.Event = attrs.field(factory=trio.Event)
     hurry: trio.Event = attrs.field(factory=trio.Event)
+    failed: CapyError | None = None
+
+    async def unless_it_fails(
+        self, work: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run the store or the driver. Its failure ends the role in order: whoever waits for an answer gets one."""
+        try:
+            await work(task_status=task_status)
+        except* CapyError as group:
+            wrong = _first(group)
+            assert isinstance(wrong, CapyError)
+            if self.failed is None:
+                self.failed = wrong
+                log.error("role.failed", code=wrong.code, reason=wrong.message)
+            self.asked.set()
+            self.hurry.set()
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         numbers = [signal.SIGTERM, signal.SIGINT]
@@ -169,12 +185,14 @@ async def _role(settings: StandaloneSettings, form: str) -> None:
         async with machine(settings, ended, world.book.ledger) as here, trio.open_nursery() as outer:
             _check_limits(world, here)
             await outer.start(stopping.watch)
-            await outer.start(store.run)
+            await outer.start(stopping.unless_it_fails, store.run)
             services = _services(settings, credentials, driver, world, store, desk, here, clock)
             await _serve(settings, form, stopping, services, links, here)
             outer.cancel_scope.cancel()
     finally:
         store.close()
+    if stopping.failed is not None:
+        raise stopping.failed
     log.info("role.stopped")
 
 
@@ -237,7 +255,7 @@ def _services(
         store=store,
         desk=desk,
         registry=here.registry,
-        keys=KeyRing(credentials.api_key, store, open=inference.authentication == "none"),
+        keys=KeyRing(credentials.api_key, credentials.admin_token, store, open=inference.authentication == "none"),
         host=here.agent.host,
         allowed=[allowed],
         admin_token=credentials.admin_token,
@@ -267,7 +285,7 @@ async def _serve(
         await hosts.start(link.run, inbox.hear)
         links.links[here.agent.host] = link
         async with trio.open_nursery() as effects:
-            await effects.start(driver.run)
+            await effects.start(stopping.unless_it_fails, driver.run)
             await _begin(services, link, here.agent.host)
             inbox.open()
             await effects.start(ControlSocket(Path(settings.places.control_socket), services).serve)

@@ -20,7 +20,8 @@ import attrs
 import trio
 
 from capyctl.errors import CapyError, Refusal
-from capyctl.router.body import NotStrict, parse_object
+from capyctl.router.body import strict_object
+from capyctl.router.scan import NotStrict
 from capyctl.server.log import Log
 
 log = Log("control")
@@ -113,7 +114,7 @@ class ControlSocket:
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            asked = parse_object(line).values
+            asked = strict_object(line)
         except NotStrict as wrong:
             raise Refusal("invalid_request", f"the request: {wrong}") from None
         verb = asked.pop("verb", None)

@@ -6,7 +6,8 @@ of calls is the order of events. What the step changed is queued in the store, a
 done in one of three ways:
 
 * orders to the router at once. Closing a gate must not wait for a disk, and the request's way must not
-  either; what a request changes is written behind its answer.
+  either; what a request changes is written behind its answer. Asking an engine to end a request goes out at
+  once too.
 * replies to operators and confirmations after the commit that holds the step is durable.
 * orders to hosts after the commit too, and one at a time per lane, in the order in which they were given.
   Each has exactly one outcome, fed back as an event. A task that ends without one (cancelled, or by a
@@ -105,6 +106,8 @@ class Hosts(Protocol):
 
     async def measure(self, order: orders.Measure) -> events.Event: ...
 
+    async def abort(self, order: orders.Abort) -> events.Event: ...
+
     async def verify(self, order: orders.VerifyStart) -> events.Event: ...
 
 
@@ -170,8 +173,10 @@ class Driver:
         """Tell the world an operator's command and wait for its answer, which is durable when it comes.
 
         Raises: Refusal with the world's code and figures; Failure `internal` when the world or the store broke;
-        Lost `unavailable` when the driver ended first: the command may have been taken.
+        `unavailable` when the driver has ended, or as Lost when it ends first: the command may have been taken.
         """
+        if self._closing:
+            raise Refusal("unavailable", "the role is stopping; ask again when it is back")
         waiter = _Waiter()
         self._waiters.setdefault(event.command.key, deque()).append(waiter)
         try:
@@ -227,6 +232,9 @@ class Driver:
         waits = [order for order in step.orders if not isinstance(order, orders.RouterOrder)]
         commit = self.store.append(event, step.changed, event.now_ms, waited=bool(waits))
         for to_router in _last_words_last(step.orders):
+            if isinstance(to_router, orders.Abort):
+                self._begin_abort(to_router)
+                continue
             assert self.gates is not None
             self.gates.perform(to_router)
         for order in waits:
@@ -298,8 +306,28 @@ class Driver:
 
     # --- deeds -----------------------------------------------------------------------------------
 
+    def _begin_abort(self, order: orders.Abort) -> None:
+        """Ask the engine at once, in the background: the request's places are waited for, and no disk is needed."""
+        if self._closing or self._nursery is None:
+            self.feed(events.AbortUnanswered(request=order.request, now_ms=self.clock()))
+        else:
+            self._nursery.start_soon(self._abort, order)
+
+    async def _abort(self, order: orders.Abort) -> None:
+        answer: events.Event = events.AbortUnanswered(request=order.request, now_ms=self.clock())
+        try:
+            answer = await self.hosts.abort(order)
+        except Exception as wrong:  # it is settled by an idle reading, or with its engine, all the same
+            log.failed("abort.broken", wrong, request=order.request)
+        finally:
+            self.feed(answer)
+
     async def _answer(self, order: orders.Reply, commit: CommitLike) -> None:
-        await commit.durable()
+        try:
+            await commit.durable()
+        except Failure as failed:
+            self._settle(order.key, None, failed)  # the store says why; nobody else could
+            raise
         if order.code is None:
             self._settle(order.key, order.receipt, None)
         else:
@@ -379,9 +407,9 @@ class Driver:
         except trio.Cancelled:
             self._closing = True  # nobody cancels one order: the driver ends, and begins nothing more
             raise
-        except Failure:
+        except Failure as failed:
             self._closing = True  # the store cannot be written, so the order was not sent, nor will be another
-            reason = "the store cannot be written"
+            reason = f"the store cannot be written: {failed.message}"
             raise
         except Exception as wrong:
             reason = f"{type(wrong).__name__}: {wrong}"

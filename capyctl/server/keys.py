@@ -1,24 +1,32 @@
-"""Named inference keys: made here, shown once, kept as digests, given to the router as a ring.
+"""Named inference keys: made here, kept as digests, given to the router as a ring.
 
 The first key lives in the credentials file and may use every model. Each further key has a name and may
 be confined to some deployments.
+
+A key is shown in the answer to the command that made it, and whoever lost that answer sends the command
+again. So that no token has to be stored for it, a token is computed: from the admin token, which stands in no
+database, and from fresh random bits, which stand beside the receipt. Neither says anything without the other.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import re
 import secrets
-import sqlite3
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import attrs
+import trio
 
+from capyctl.control.events import Command
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Millis
 from capyctl.router.keys import Caller, Keys
 from capyctl.router.keys import Key as RingKey
-from capyctl.server.store import Key
+from capyctl.server.store import KEY_RECEIPTS_MAX, Key, KeyReceipt
 
 FIRST: Final = "api_key"
 KEYS_MAX: Final = 256
@@ -30,23 +38,32 @@ class KeyStore(Protocol):
 
     def named_keys(self) -> list[Key]: ...
 
-    async def put_key(self, key: Key) -> None: ...
+    def key_receipts(self) -> list[KeyReceipt]: ...
 
-    async def drop_key(self, name: str) -> bool: ...
+    async def put_key(self, key: Key, receipt: KeyReceipt) -> None: ...
+
+    async def drop_key(self, name: str, receipt: KeyReceipt) -> bool: ...
 
 
 @attrs.define(eq=False)
 class KeyRing:
-    """`router.Keyring`: the first key and the named ones. `open` when no key is asked for."""
+    """`router.Keyring`: the first key and the named ones.
+
+    `secret` is the admin token; `open`: no key is asked for.
+    """
 
     first: str = attrs.field(repr=False)
+    secret: str = attrs.field(repr=False)
     store: KeyStore
     open: bool = False
+    _receipts: dict[str, KeyReceipt] = attrs.field(init=False)
+    _one: trio.Lock = attrs.field(factory=trio.Lock)  # the second of two equal commands finds the first's receipt
     _named: dict[str, Key] = attrs.field(init=False)
     _ring: Keys = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._named = {key.name: key for key in self.store.named_keys()}
+        self._receipts = {receipt.command: receipt for receipt in self.store.key_receipts()}
         self._build()
 
     def caller(self, authorization: Sequence[bytes]) -> Caller | None:
@@ -59,41 +76,87 @@ class KeyRing:
         """Every named key, by name."""
         return [self._named[name] for name in sorted(self._named)]
 
-    async def create(self, name: str, models: Sequence[str] | None, now_ms: Millis) -> tuple[Key, str]:
-        """Make a key; the second value is its token, which is shown now and never again.
+    async def create(
+        self, command: Command, name: str, models: Sequence[str] | None, now_ms: Millis
+    ) -> tuple[KeyReceipt, str | None]:
+        """Make a key; the second value is its token. The same command again has the same answer, and no effect.
 
-        Raises: Refusal `invalid_request` for the name, `idempotency_conflict` when it is taken, `category_limit`.
+        Its token is then None when the admin token has changed meanwhile: nobody can compute it any more.
+        Raises: Refusal `invalid_request` for the name, `idempotency_conflict` when it is taken or the command's
+        identity was used for another, `category_limit`; Failure when it cannot be stored.
         """
-        if not _NAME.fullmatch(name) or name == FIRST:
-            raise Refusal("invalid_request", "a key's name is a-z, 0-9, '.', '_' or '-', at most 64 of them")
-        if name in self._named:
-            raise Refusal(
-                "idempotency_conflict", f"there is a key {name}; its token was shown once. Delete it and make another"
+        async with self._one:
+            known = self._recall(command)
+            if known is not None:
+                token = None if known.salt is None else self._token(command, known.salt)
+                if token is not None and _digest(token) != known.token_digest:
+                    token = None
+                return known, token
+            if not _NAME.fullmatch(name) or name == FIRST:
+                raise Refusal("invalid_request", "a key's name is a-z, 0-9, '.', '_' or '-', at most 64 of them")
+            if name in self._named:
+                raise Refusal("idempotency_conflict", f"there is a key {name}. Delete it and make another")
+            if len(self._named) >= KEYS_MAX:
+                raise Refusal("category_limit", f"there are {KEYS_MAX} keys, as many as there may be")
+            salt = secrets.token_hex(32)
+            token = self._token(command, salt)
+            receipt = KeyReceipt(
+                command=command.key,
+                digest=command.digest,
+                name=name,
+                models=None if models is None else tuple(models),
+                created_at_ms=now_ms,
+                salt=salt,
+                token_digest=_digest(token),
             )
-        if len(self._named) >= KEYS_MAX:
-            raise Refusal("category_limit", f"there are {KEYS_MAX} keys, as many as there may be")
-        token = f"capy-{secrets.token_urlsafe(32)}"
-        digest = RingKey.of(name, token).digest.hex()
-        key = Key(name=name, digest=digest, models=None if models is None else tuple(models), created_at_ms=now_ms)
-        self._named[name] = key  # first, so that two creations of one name do not both wait for the disk
-        try:
-            await self.store.put_key(key)
-        except sqlite3.Error as wrong:
-            del self._named[name]
-            raise Refusal("idempotency_conflict", f"the key {name} cannot be stored: {wrong}") from wrong
-        except BaseException:
-            del self._named[name]
-            raise
-        self._build()
-        return key, token
+            key = Key(name=name, digest=_digest(token), models=receipt.models, created_at_ms=now_ms)
+            await self.store.put_key(key, receipt)
+            self._named[name] = key
+            self._remember(receipt)
+            self._build()
+            return receipt, token
 
-    async def delete(self, name: str) -> None:
-        """Forget a key; requests in progress go on. Raises: Refusal `not_found`."""
-        if name not in self._named:
-            raise Refusal("not_found", f"there is no key {name}")
-        del self._named[name]
-        self._build()  # before the disk: a key that is being deleted opens nothing more
-        await self.store.drop_key(name)
+    async def delete(self, command: Command, name: str, now_ms: Millis) -> None:
+        """Forget a key; requests in progress go on. The same command again has no effect.
+
+        Raises: Refusal `not_found`, `idempotency_conflict`; Failure when it cannot be stored, and the key stays.
+        """
+        async with self._one:
+            if self._recall(command) is not None:
+                return
+            key = self._named.get(name)
+            if key is None:
+                raise Refusal("not_found", f"there is no key {name}")
+            receipt = KeyReceipt(
+                command=command.key, digest=command.digest, name=name, models=key.models, created_at_ms=now_ms
+            )
+            del self._named[name]
+            self._build()  # before the disk: a key that is being deleted opens nothing more
+            try:
+                await self.store.drop_key(name, receipt)
+            except BaseException:
+                self._named[name] = key
+                self._build()
+                raise
+            self._remember(receipt)
+
+    def _recall(self, command: Command) -> KeyReceipt | None:
+        known = self._receipts.get(command.key)
+        if known is not None and known.digest != command.digest:
+            raise Refusal(
+                "idempotency_conflict",
+                "this request identity was used for another command; leave it out, or repeat that command",
+            )
+        return known
+
+    def _remember(self, receipt: KeyReceipt) -> None:
+        self._receipts[receipt.command] = receipt
+        if len(self._receipts) > KEY_RECEIPTS_MAX:
+            del self._receipts[next(iter(self._receipts))]
+
+    def _token(self, command: Command, salt: str) -> str:
+        made = hmac.digest(self.secret.encode(), f"inference key\0{salt}\0{command.key}".encode(), "sha256")
+        return f"capy-{base64.urlsafe_b64encode(made).decode().rstrip('=')}"
 
     def _build(self) -> None:
         first = RingKey.of(FIRST, self.first)
@@ -106,3 +169,7 @@ class KeyRing:
             for key in self._named.values()
         ]
         self._ring = Keys((first, *named))
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

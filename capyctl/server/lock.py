@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from capyctl.documents import owned, places
 from capyctl.errors import Refusal
 
 
@@ -15,8 +16,10 @@ from capyctl.errors import Refusal
 def held(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path` while the block runs.
 
-    Raises: Refusal `unavailable` naming the process that holds it.
+    Raises: Refusal `unavailable` naming the process that holds it, `unsafe_file`;
+    Failure `insufficient_space`.
     """
+    owned.check_file(str(path))
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as wrong:
@@ -32,8 +35,11 @@ def held(path: Path, what: str) -> Iterator[None]:
                 f"{who} already runs {what} on {path.parent}; stop it, or use another --state-dir",
                 details={"pid": int(holder)} if holder.isdigit() else {},
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError as wrong:
+            raise places.no_space(str(path), wrong) from None
         yield
     finally:
         os.close(handle)

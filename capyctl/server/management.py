@@ -325,19 +325,19 @@ def _keys(app: QuartTrio, services: Services, door: Door) -> None:
     async def create_key() -> Response:
         query()
         body = await body_of(("name",), ("models",))
-        command_of("/keys", body)
+        command = command_of("/keys", body)
         name, models = body["name"], body.get("models")
         if type(name) is not str or not (models is None or _names(models)):
             raise Refusal("invalid_request", "expected a name, and models as a list of deployment names or null")
         with trio.CancelScope(shield=True):
-            key, token = await services.keys.create(name, models, services.clock())
-        return answer({**_key_body(key), "key": token}, 201)
+            made, token = await services.keys.create(command, name, models, services.clock())
+        return answer({**_key_body(made), "key": token}, 201)
 
     async def delete_key(name: str) -> Response:
         query()
-        command_of(f"/keys/{name}", {})
+        command = command_of(f"/keys/{name}", {})
         with trio.CancelScope(shield=True):
-            await services.keys.delete(name)
+            await services.keys.delete(command, name, services.clock())
         return answer({"name": name, "deleted": True})
 
     for path, view, method in (
@@ -353,7 +353,7 @@ def _names(models: object) -> bool:
     return type(models) is list and len(models) <= 256 and all(type(name) is str and name for name in models)
 
 
-def _key_body(key: Any) -> dict[str, Any]:  # Any: server.store.Key, whose digest stays here
+def _key_body(key: Any) -> dict[str, Any]:  # Any: a Key or KeyReceipt, whose digests stay here
     return {
         "name": key.name,
         "models": None if key.models is None else list(key.models),

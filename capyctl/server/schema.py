@@ -34,6 +34,12 @@ STORE: Final = (
         name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, models TEXT, created_at_ms INTEGER NOT NULL
     ) STRICT
     """,
+    """
+    CREATE TABLE key_receipts (
+        number INTEGER PRIMARY KEY, command TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, name TEXT NOT NULL,
+        models TEXT, created_at_ms INTEGER NOT NULL, salt TEXT, token_digest TEXT
+    ) STRICT
+    """,
 )
 """Each migration is applied once, in order; `user_version` counts them."""
 
@@ -100,8 +106,19 @@ def open_database(path: Path, migrations: Sequence[str], *, synchronous: str) ->
         if version < len(migrations):  # into the file's header, where the next release looks first
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as wrong:
-        raise Failure("internal", f"{path} cannot be used: {wrong}; nothing was reset") from wrong
+        raise unusable(path, wrong, "nothing was reset") from wrong
     return connection
+
+
+def unusable(path: Path, wrong: BaseException, more: str, *, verb: str = "used") -> Failure:
+    """What a file means that cannot be used, or written: `insufficient_space` on a full disk, else `internal`."""
+    if isinstance(wrong, sqlite3.Error) and getattr(wrong, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return Failure(
+            "insufficient_space",
+            f"{path} cannot be written: its disk is full; {more}. Free some space there and start again",
+        )
+    said = f"{type(wrong).__name__}: {wrong}"
+    return Failure("internal", f"{path} cannot be {verb}: {said}; {more}")
 
 
 @contextlib.contextmanager
@@ -110,10 +127,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
+        connection.execute("COMMIT")  # it may fail too, and leaves the transaction open then
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has rolled it back already
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ Entries that nobody waits for (samples, mostly) ride along with the next commit 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ import trio
 
 from capyctl.control import events
 from capyctl.control.records import Record
+from capyctl.documents import owned
 from capyctl.errors import Failure
 from capyctl.fsm.types import Millis
 from capyctl.server import kinds, schema
@@ -44,6 +46,7 @@ BEHIND_S: Final = 0.05
 JOURNAL_MAX: Final = 100_000
 FINISHED_MAX: Final = 50_000
 FLUSH_LIMIT_S: Final = 10.0
+KEY_RECEIPTS_MAX: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +71,21 @@ class Key:
     created_at_ms: Millis
 
 
+@attrs.frozen(kw_only=True)
+class KeyReceipt:
+    """What a command about keys did, for when it is sent again.
+    `salt` and `token_digest` are of a key that was made; see `server.keys`.
+    """
+
+    command: str
+    digest: str
+    name: str
+    models: tuple[str, ...] | None
+    created_at_ms: Millis
+    salt: str | None = attrs.field(default=None, repr=False)
+    token_digest: str | None = None
+
+
 class Commit:
     """The promise that what was appended is on the disk. `seq` is its journal position."""
 
@@ -76,15 +94,15 @@ class Commit:
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self._done = trio.Event()
-        self._failed: str | None = None
+        self._failed: Failure | None = None
 
     async def durable(self) -> None:
-        """Return when it is. Raises: Failure `internal` when it could not be written; nothing may follow then."""
+        """Return when it is. Raises: Failure when it could not be written, naming the file; nothing may follow then."""
         await self._done.wait()
         if self._failed is not None:
-            raise Failure("internal", f"the store cannot be written: {self._failed}")
+            raise Failure(self._failed.code, self._failed.message)
 
-    def settle(self, failed: str | None = None) -> None:
+    def settle(self, failed: Failure | None = None) -> None:
         """It is written, or never will be."""
         self._failed = failed
         self._done.set()
@@ -112,24 +130,29 @@ class Store:
         """Open both files below `directory`, making or migrating them.
 
         `records` maps each kind of row to the type of its value (a union is one); other kinds are refused.
-        Raises: Refusal `store_from_newer_version`, with nothing written; Failure `internal` for a damaged file.
+        Raises: Refusal `store_from_newer_version` or `unsafe_file`, with nothing written; Failure `internal` for a
+        damaged file, `insufficient_space` when the disk is full.
         """
+        self._directory = directory
         self._records = dict(records)
         self._limiter = trio.CapacityLimiter(1)  # one at a time; not one thread, hence check_same_thread=False
         self._urgent = trio.Event()
         self._some = trio.Event()
         self._patience: trio.CancelScope | None = None
         self._pending = _Batch()
-        self._failed: str | None = None
+        self._failed: Failure | None = None
         for name, migrations in ((STORE_FILE, schema.STORE), (REQUESTS_FILE, schema.REQUESTS)):
+            for file in (name, f"{name}-wal", f"{name}-shm"):
+                owned.check_file(str(directory / file))
             schema.refuse_newer(directory / name, len(migrations))
         with schema.private_umask():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._main = schema.open_database(directory / STORE_FILE, schema.STORE, synchronous="FULL")
             self._side = schema.open_database(directory / REQUESTS_FILE, schema.REQUESTS, synchronous="NORMAL")
         self._side_keys = {key for (key,) in self._side.execute("SELECT key FROM rows")}
-        self.incarnation = self._meta("incarnation", lambda: secrets.token_hex(13).upper())
-        floor = int(self._meta("floor", lambda: "0"))
+        with self._writing(STORE_FILE):
+            self.incarnation = self._meta("incarnation", lambda: secrets.token_hex(13).upper())
+            floor = int(self._meta("floor", lambda: "0"))
         last, self._journal_length = self._main.execute(
             "SELECT coalesce(max(seq), 0), count(*) FROM journal"
         ).fetchone()
@@ -156,11 +179,27 @@ class Store:
     def named_keys(self) -> list[Key]:
         """Every named inference key."""
         return [
-            Key(
-                name=name, digest=digest, models=None if models is None else tuple(models.split("\n")), created_at_ms=at
-            )
+            Key(name=name, digest=digest, models=_listed(models), created_at_ms=at)
             for name, digest, models, at in self._main.execute(
                 "SELECT name, digest, models, created_at_ms FROM keys ORDER BY name"
+            )
+        ]
+
+    def key_receipts(self) -> list[KeyReceipt]:
+        """What commands about keys did, oldest first."""
+        return [
+            KeyReceipt(
+                command=command,
+                digest=digest,
+                name=name,
+                models=_listed(models),
+                created_at_ms=at,
+                salt=salt,
+                token_digest=token_digest,
+            )
+            for command, digest, name, models, at, salt, token_digest in self._main.execute(
+                "SELECT command, digest, name, models, created_at_ms, salt, token_digest FROM key_receipts"
+                " ORDER BY number"
             )
         ]
 
@@ -216,28 +255,48 @@ class Store:
         if self._patience is not None:
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + BEHIND_S)
 
-    async def put_key(self, key: Key) -> None:
-        """Add a named key. Raises: sqlite3.IntegrityError when the name or the digest exists."""
-        models = None if key.models is None else "\n".join(key.models)
-        row = (key.name, key.digest, models, key.created_at_ms)
-        await trio.to_thread.run_sync(
-            lambda: self._main.execute(
-                "INSERT INTO keys (name, digest, models, created_at_ms) VALUES (?, ?, ?, ?)", row
-            ),
-            limiter=self._limiter,
-        )
+    async def put_key(self, key: Key, receipt: KeyReceipt) -> None:
+        """Add a named key, and what its command did.
 
-    async def drop_key(self, name: str) -> bool:
-        """Remove a named key; False when there is none."""
-        dropped: int = await trio.to_thread.run_sync(
-            lambda: self._main.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, limiter=self._limiter
-        )
-        return dropped > 0
+        Raises: sqlite3.IntegrityError when the name or the digest exists; Failure when it cannot be written.
+        """
+        row = (key.name, key.digest, _joined(key.models), key.created_at_ms)
+
+        def write() -> None:
+            with self._writing(STORE_FILE), schema.transaction(self._main) as open_:
+                open_.execute("INSERT INTO keys (name, digest, models, created_at_ms) VALUES (?, ?, ?, ?)", row)
+                _keep_receipt(open_, receipt)
+
+        await trio.to_thread.run_sync(write, limiter=self._limiter)
+
+    async def drop_key(self, name: str, receipt: KeyReceipt) -> bool:
+        """Remove a named key, and keep what the command did; False when there is none. Raises: Failure."""
+
+        def write() -> bool:
+            with self._writing(STORE_FILE), schema.transaction(self._main) as open_:
+                dropped: int = open_.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount
+                _keep_receipt(open_, receipt)
+            return dropped > 0
+
+        return await trio.to_thread.run_sync(write, limiter=self._limiter)
+
+    @contextlib.contextmanager
+    def _writing(self, file: str) -> Iterator[None]:
+        """Name the file in whatever goes wrong with it."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except Exception as wrong:  # a full disk, or a value of ours that cannot be written
+            raise schema.unusable(
+                self._directory / file, wrong, "what was stored is unharmed", verb="written"
+            ) from wrong
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled, then write what is left.
 
-        Raises: Failure `internal` when a write fails; every commit that was not yet durable fails with it.
+        Raises: Failure `insufficient_space` or `internal`, naming the file, when a write fails; every commit that was
+        not yet durable fails with it.
         """
         task_status.started()
         try:
@@ -266,13 +325,13 @@ class Store:
         if failed is None:
             try:
                 await trio.to_thread.run_sync(self._write, batch, limiter=self._limiter)
-            except (
-                Exception
-            ) as wrong:  # a full disk, or a value of ours that cannot be written: either way nothing may follow
-                failed = self._failed = f"{type(wrong).__name__}: {wrong}"
-                log.error("store.failed", reason=failed)
-            except BaseException:
-                failed = self._failed = "the write was interrupted"
+            except Failure as wrong:  # nothing may follow
+                failed = self._failed = wrong
+                log.error("store.failed", code=wrong.code, reason=wrong.message)
+            except BaseException as wrong:
+                failed = self._failed = schema.unusable(
+                    self._directory / STORE_FILE, wrong, "the write was interrupted", verb="written"
+                )
                 raise
             finally:
                 for entry in batch.entries:
@@ -280,14 +339,16 @@ class Store:
         if failed is not None:
             for entry in self._pending.entries:
                 entry.commit.settle(failed)
-            raise Failure("internal", f"the store cannot be written: {failed}")
+            raise Failure(failed.code, failed.message)
 
     def _write(self, batch: _Batch) -> None:
         """In a thread. Values are immutable, so encoding them here races with nobody."""
         if batch.entries:
-            self._write_durable(batch.entries)
+            with self._writing(STORE_FILE):
+                self._write_durable(batch.entries)
         if batch.requests or batch.finished:
-            self._write_requests(batch)
+            with self._writing(REQUESTS_FILE):
+                self._write_requests(batch)
 
     def _write_durable(self, entries: list[_Entry]) -> None:
         rows = {(record.kind, record.key): record for entry in entries for record in entry.changed}
@@ -366,3 +427,31 @@ class Store:
         value = fresh()
         self._main.execute("INSERT INTO meta (name, value) VALUES (?, ?)", (name, value))
         return value
+
+
+def _listed(models: str | None) -> tuple[str, ...] | None:
+    return None if models is None else tuple(models.split("\n"))
+
+
+def _joined(models: Sequence[str] | None) -> str | None:
+    return None if models is None else "\n".join(models)
+
+
+def _keep_receipt(open_: sqlite3.Connection, receipt: KeyReceipt) -> None:
+    row = (
+        receipt.command,
+        receipt.digest,
+        receipt.name,
+        _joined(receipt.models),
+        receipt.created_at_ms,
+        receipt.salt,
+        receipt.token_digest,
+    )
+    open_.execute(
+        "INSERT INTO key_receipts (command, digest, name, models, created_at_ms, salt, token_digest)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row,
+    )
+    open_.execute(
+        "DELETE FROM key_receipts WHERE number <= (SELECT max(number) FROM key_receipts) - ?", (KEY_RECEIPTS_MAX,)
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capyctl import ulid
-from capyctl.documents import paths, places
+from capyctl.cli.deploy import read_document
+from capyctl.documents import kinds, owned, paths, places
 from capyctl.documents.settings import NAMED, Stated, effective
 from capyctl.documents.standalone import Standalone
 from capyctl.errors import CapyError
@@ -185,6 +188,69 @@ def test_a_state_directory_that_others_could_swap_is_unsafe(tmp_path: Path) -> N
     good.chmod(0o700)
     tmp_path.chmod(0o777)
     assert "can be written by others" in (places.unsafe(str(good)) or "")
+
+
+def _no_file(path: Path) -> str:
+    return "No such file"
+
+
+def _pipe(path: Path) -> str:
+    os.mkfifo(path)
+    return "a named pipe"
+
+
+def _directory(path: Path) -> str:
+    path.mkdir()
+    return "a directory"
+
+
+def _socket(path: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+    return "No such device"  # what open() says of it
+
+
+def _device(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "a device"
+
+
+def _memory(path: Path) -> str:
+    path.symlink_to("/proc/self/mem")
+    return "cannot be read"
+
+
+@pytest.mark.parametrize("make", [_no_file, _pipe, _directory, _socket, _device, _memory])
+def test_a_file_that_a_user_names_is_read_only_when_it_is_a_regular_one(tmp_path: Path, make: object) -> None:
+    path = tmp_path / "x.yaml"
+    assert callable(make)
+    says = make(path)
+    for read in (lambda: kinds.read_file(str(path), "x.yaml"), lambda: read_document(str(path))):
+        with pytest.raises(CapyError, match=says) as refused:
+            read()
+        assert refused.value.code == "invalid_config"
+        assert "x.yaml" in refused.value.message
+
+
+def test_a_file_that_a_user_names_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * 5000)
+    assert owned.read_regular(str(tmp_path / "big"), 5000) == b"x" * 5000
+    assert len(owned.read_regular(str(tmp_path / "big"), 100)) == 101
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = str(tmp_path / "x")
+    places.write_new(path, "first")
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (places.write_new, places.replace):
+        with pytest.raises(CapyError, match=f"{path} cannot be written") as refused:
+            write(path, "second")
+        assert refused.value.code == "insufficient_space"
+    assert os.listdir(tmp_path) == ["x"]
+    assert Path(path).read_text() == "first"
 
 
 # ---------------------------------------------------------------- identities

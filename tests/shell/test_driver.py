@@ -382,6 +382,32 @@ async def test_a_store_that_cannot_be_written_ends_the_driver_before_anything_is
     assert hosts.diary == []
 
 
+async def test_whoever_waits_for_an_answer_hears_why_the_store_could_not_keep_it(
+    autojump_clock, world, store, hosts, gates
+):
+    driver = Driver(world=world, store=store, hosts=hosts, clock=now, gates=gates)
+    store.held = True
+    world.on(events.StopAsked, orders.Reply(key="k", code="x", message="x"))
+    told: list[str] = []
+
+    async def ask() -> None:
+        with pytest.raises(Failure) as failed:
+            await driver.submit(stop_asked())
+        told.append(failed.value.message)
+
+    with pytest.RaisesGroup(Failure, allow_unwrapped=True, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            async with trio.open_nursery() as asking:
+                asking.start_soon(ask)
+                await quiet()
+                store.release(failed=True)
+            assert told == ["the disk is full"]
+            await trio.sleep_forever()
+    with pytest.raises(Refusal, match="stopping"):
+        await driver.submit(stop_asked())
+
+
 async def test_a_measurement_that_breaks_makes_the_revision_unusable_not_the_role(autojump_clock, driver, world, hosts):
     hosts.raises = RuntimeError("no")
     world.on(events.ControllerStarted, orders.Measure(deployment="D", revision=3))

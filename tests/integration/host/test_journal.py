@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from capyctl.errors import Failure, Refusal
+from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.proofs import Gone
 from capyctl.fsm.types import Millis, ProcessIdentity, Role
 from capyctl.host.journal import Journal, open_journal
@@ -133,9 +133,11 @@ async def test_only_the_owner_reads_it_whatever_the_umask(tmp_path: Path) -> Non
 async def test_a_file_that_is_no_journal_or_a_newer_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite3"
     path.write_text("something else entirely, and long enough to be a header of a database file " * 20)
+    path.chmod(0o600)
     with pytest.raises(Failure, match="cannot be read as a journal"):
         await open_journal(path)
     newer = tmp_path / "newer.sqlite3"
+    newer.touch(mode=0o600)
     with sqlite3.connect(newer) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -144,8 +146,40 @@ async def test_a_file_that_is_no_journal_or_a_newer_one_is_refused(tmp_path: Pat
     assert refused.value.code == "store_from_newer_version"
     link = tmp_path / "link.sqlite3"
     link.symlink_to(newer)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(Refusal, match="symbolic link"):
         await open_journal(link)
+
+
+async def test_a_journal_that_others_may_have_written_is_refused_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "host" / "journal.sqlite3"
+    await (await open_journal(path)).close()
+    path.chmod(0o666)
+    with pytest.raises(Refusal) as refused:
+        await open_journal(path)
+    assert (refused.value.code, f"chmod 600 {path}" in refused.value.message) == ("unsafe_file", True)
+    assert path.stat().st_mode & 0o777 == 0o666
+
+
+async def test_a_full_disk_is_named_and_nobody_concludes_anything_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "host" / "journal.sqlite3"
+    journal = await open_journal(path)
+    (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    lost = []
+    for number in range(200):
+        try:
+            await journal.accept(
+                m.Terminate(
+                    command_id=f"t{number}", incarnation=incarnation(), processes=(API,), limit_ms=Millis(1000)
+                ),
+                Millis(1),
+            )
+        except Lost as full:
+            lost.append(full)
+            break
+    assert (lost[0].code, str(path) in lost[0].message) == ("insufficient_space", True)
+    assert len(await journal.unfinished()) == number
+    await journal.close()
 
 
 async def test_a_commit_that_returned_survives_a_kill(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ async def role(directory: Path, agent: FakeAgent | None = None) -> AsyncIterator
         store=store,
         desk=desk,
         registry=registry,
-        keys=KeyRing(API_KEY, store),
+        keys=KeyRing(API_KEY, TOKEN, store),
         host=HOST,
         allowed=[Allowed(host=HOST, name="box")],
         admin_token=TOKEN,

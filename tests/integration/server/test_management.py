@@ -496,6 +496,44 @@ async def test_a_named_key_is_shown_once_confined_to_its_models_and_gone_when_de
     assert (await here.ask("DELETE", "/keys/ci"))[0] == 404
 
 
+async def test_a_key_command_sent_again_makes_no_second_key_and_answers_the_same(tmp_path):
+    same, other = ulid.fresh(), ulid.fresh()
+    async with role(tmp_path / "server") as before:
+        first = await before.ask("POST", "/keys", {"name": "ci"}, key=same)
+        assert first[0] == 201
+        assert await before.ask("POST", "/keys", {"name": "ci"}, key=same) == first
+        status, refused = await before.ask("POST", "/keys", {"name": "cd"}, key=same)
+        assert (status, refused["error"]["code"]) == (409, "idempotency_conflict")
+    async with role(tmp_path / "server") as after:
+        assert await after.ask("POST", "/keys", {"name": "ci"}, key=same) == first
+        assert [key.name for key in after.services.keys.named()] == ["ci"]
+        gone = await after.ask("DELETE", "/keys/ci", key=other)
+        assert gone[0] == 200
+        assert await after.ask("DELETE", "/keys/ci", key=other) == gone
+        assert await after.ask("POST", "/keys", {"name": "ci"}, key=same) == first  # told again, and not made again
+        assert after.services.keys.named() == []
+        assert after.services.keys.caller([f"Bearer {first[1]['key']}".encode()]) is None
+        _, fresh = await after.ask("POST", "/keys", {"name": "ci"})
+        assert fresh["key"] != first[1]["key"]
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "server").iterdir())
+    assert first[1]["key"].encode() not in stored
+
+
+async def test_drains_sent_again_have_one_receipt_each(here):
+    for path, other in (
+        (f"/hosts/{HOST}/drain", {"wait": False}),
+        (f"/hosts/{HOST}/undrain", None),
+        ("/drain", {"deadline_ms": 5}),
+    ):
+        key = ulid.fresh()
+        first = await here.ask("POST", path, {}, key=key)
+        assert first[0] == 202, path
+        assert await here.ask("POST", path, {}, key=key) == first
+        if other is not None:
+            status, refused = await here.ask("POST", path, other, key=key)
+            assert (status, refused["error"]["code"]) == (409, "idempotency_conflict")
+
+
 async def test_named_keys_outlive_a_restart_and_the_store_never_holds_the_token(tmp_path):
     async with role(tmp_path / "server") as before:
         _, made = await before.ask("POST", "/keys", {"name": "ci", "models": None})

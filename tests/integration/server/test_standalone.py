@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +350,38 @@ def test_a_state_directory_that_others_can_write_is_refused(home):
     code, line = refused(home.start(ready=False))
     assert code == 13
     assert str(home.state) in line
+
+
+def _open_identity(state: Path) -> Path:
+    (state / "identity").chmod(0o755)
+    return state / "identity"
+
+
+def _linked(name: str) -> Callable[[Path], Path]:
+    def link(state: Path) -> Path:
+        (state / name).rename(state / f"{name}.real")
+        (state / name).symlink_to(state / f"{name}.real")
+        return state / name
+
+    return link
+
+
+@pytest.mark.parametrize(
+    "spoil", [_open_identity, _linked("server"), _linked("host"), _linked("identity")], ids=["open", "s", "h", "i"]
+)
+def test_a_directory_of_the_state_that_is_not_its_owners_alone_is_refused(home, spoil):
+    started_once(home)
+    path = spoil(home.state)
+    code, line = refused(home.start(ready=False))
+    assert (code, line.startswith("error [unsafe_file]: ")) == (13, True)
+    assert str(path) in line
+
+
+def test_a_relative_state_directory_is_seen_from_where_the_role_starts(home):
+    start = home.start("--state-dir", "here")
+    assert str(home.path / "here") in start.said
+    start.process.terminate()
+    assert start.ended() == 0
 
 
 # --- a real engine ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -19,7 +20,7 @@ from capyctl.control.records import Counter, Record
 from capyctl.errors import Failure, Refusal
 from capyctl.server import schema
 from capyctl.server.lock import held as lock_held
-from capyctl.server.store import Commit, Finished, Key, Store
+from capyctl.server.store import Commit, Finished, Key, KeyReceipt, Store
 
 RECORDS = {"counter": Counter, "request": Counter}
 
@@ -157,6 +158,30 @@ async def test_a_write_that_fails_fails_every_commit_and_every_later_one(home):
     again.close()
 
 
+async def test_a_full_disk_is_named_with_its_file_and_harms_nothing_that_was_stored(home):
+    store = Store(home, RECORDS)
+    lots = Record(kind="counter", key="b" * 500_000, value=Counter(value=2))
+    with pytest.RaisesGroup(pytest.RaisesExc(Failure, match=re.escape(f"{home / 'srv.sqlite3'} cannot be written"))):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await store.append(tick(1), [counter("a", 1)], 1, waited=True).durable()
+            (pages,) = store._main.execute("PRAGMA page_count").fetchone()
+            store._main.execute(f"PRAGMA max_page_count = {pages + 2}")
+            with pytest.raises(Failure) as full:
+                await store.put_key(Key(name="k" * 500_000, digest="d", models=None, created_at_ms=1), asked(1))
+            assert full.value.code == "insufficient_space"
+            await store.append(tick(2), [counter("a", 2)], 2, waited=True).durable()  # that one alone failed
+            with pytest.raises(Failure) as full:
+                await store.append(tick(3), [lots], 3, waited=True).durable()
+            assert (full.value.code, full.value.exit_code) == ("insufficient_space", 4)
+            await trio.sleep_forever()
+    store.close()
+    again = Store(home, RECORDS)
+    assert held(again) == {"a": 2}
+    assert again.named_keys() == []
+    again.close()
+
+
 async def expect_failure(commit: Commit) -> None:
     with pytest.raises(Failure):
         await commit.durable()
@@ -275,6 +300,33 @@ def test_its_files_are_the_owners_alone_whatever_the_umask(home):
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("name", ["srv.sqlite3", "requests.sqlite3", "srv.sqlite3-wal"])
+@pytest.mark.parametrize("spoil", ["mode", "link", "second name", "pipe", "directory"])
+def test_a_file_that_is_not_its_owners_alone_is_refused_and_left(home, name, spoil):
+    Store(home, RECORDS).close()
+    path = home / name
+    path.touch(mode=0o600)
+    match spoil:
+        case "mode":
+            path.chmod(0o666)
+        case "link":
+            path.rename(home / "real")
+            path.symlink_to(home / "real")
+        case "second name":
+            os.link(path, home / "second")
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path, 0o600)
+        case "directory":
+            path.unlink()
+            path.mkdir(mode=0o700)
+    before = os.lstat(path)
+    with pytest.raises(Refusal) as refused:
+        Store(home, RECORDS)
+    assert (refused.value.code, str(path) in refused.value.message) == ("unsafe_file", True)
+    assert os.lstat(path).st_mode == before.st_mode
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_user_reads_nothing_of_it(home):
     Store(home, RECORDS).close()
@@ -283,6 +335,7 @@ def test_another_user_reads_nothing_of_it(home):
             parent.chmod(0o755)
     script = f"""
 import os
+import re
 os.setgid(65534); os.setuid(65534)
 for path in ({str(home)!r}, {str(home / "srv.sqlite3")!r}):
     try:
@@ -294,17 +347,22 @@ for path in ({str(home)!r}, {str(home / "srv.sqlite3")!r}):
     assert done.stdout.split() == ["refused", "refused"]
 
 
-async def test_named_keys_are_kept_by_digest(home, nursery):
+def asked(number: int) -> KeyReceipt:
+    return KeyReceipt(command=f"c{number}", digest="d", name="ci", models=("a", "b"), created_at_ms=5, salt="s")
+
+
+async def test_named_keys_are_kept_by_digest_and_what_made_them_beside(home):
     store = Store(home, RECORDS)
-    await store.put_key(Key(name="ci", digest="d1", models=("a", "b"), created_at_ms=5))
-    await store.put_key(Key(name="all", digest="d2", models=None, created_at_ms=6))
+    await store.put_key(Key(name="ci", digest="d1", models=("a", "b"), created_at_ms=5), asked(1))
+    await store.put_key(Key(name="all", digest="d2", models=None, created_at_ms=6), asked(2))
     with pytest.raises(sqlite3.IntegrityError):
-        await store.put_key(Key(name="ci", digest="d3", models=None, created_at_ms=7))
+        await store.put_key(Key(name="ci", digest="d3", models=None, created_at_ms=7), asked(3))
     store.close()
     again = Store(home, RECORDS)
     assert [(key.name, key.models) for key in again.named_keys()] == [("all", None), ("ci", ("a", "b"))]
-    assert await again.drop_key("ci")
-    assert not await again.drop_key("ci")
+    assert again.key_receipts() == [asked(1), asked(2)]
+    assert await again.drop_key("ci", asked(4))
+    assert not await again.drop_key("ci", asked(5))
     again.close()
 
 
