@@ -188,8 +188,6 @@ class Desk:
             case orders.Cut():
                 if ticket is not None:
                     ticket.ended(order.code, order.message)
-            case orders.Abort():  # no engine of this release ends a request by its id
-                self.feed(events.AbortUnanswered(request=order.request, now_ms=self.clock()))
             case orders.Settled():
                 self._settled(order)
 

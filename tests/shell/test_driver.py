@@ -13,6 +13,7 @@ import trio.testing
 from capyctl.control import events, orders
 from capyctl.control.records import Counter, Move, Record
 from capyctl.errors import Failure, InvariantBroken, Lost, Refusal
+from capyctl.fsm.proofs import Aborted
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Lane
 from capyctl.server.driver import Driver
 
@@ -124,6 +125,13 @@ class Hosts:
             raise self.raises
         return verified(order)
 
+    async def abort(self, order: orders.Abort) -> events.Event:
+        self.diary.append(f"abort {order.request}")
+        await trio.sleep(self.takes_s)
+        if self.raises is not None:
+            raise self.raises
+        return events.AbortAcknowledged(request=order.request, proof=ENDED, now_ms=now())
+
 
 def verified(order: orders.VerifyStart, **more) -> events.StartVerified:
     asked = {"deployment": order.deployment, "revision": order.revision, "digest": order.digest, "host": order.host}
@@ -188,6 +196,42 @@ def arrived() -> events.RequestArrived:
 
 async def quiet() -> None:
     await trio.testing.wait_all_tasks_blocked()
+
+
+# --- aborts -----------------------------------------------------------------------------------------
+
+ENDED = Aborted(incarnation=incarnation(), request="R", acknowledged_at_ms=1)
+ABORT = orders.Abort(request="R", incarnation=incarnation(), host="H")
+
+
+async def test_an_abort_goes_out_before_the_disk_and_its_answer_is_a_fact(
+    autojump_clock, driver, world, store, hosts, gates
+):
+    store.held = True
+    world.on(events.RequestArrived, ABORT)
+    driver.feed(arrived())
+    await quiet()
+    await trio.sleep(2)
+    assert hosts.diary == ["abort R"]
+    assert gates.performed == []
+    assert world.seen[-1] == events.AbortAcknowledged(request="R", proof=ENDED, now_ms=START_MS + 1_000)
+
+
+async def test_an_abort_that_breaks_is_an_unanswered_one(autojump_clock, driver, world, hosts):
+    hosts.raises = RuntimeError("a slip")
+    world.on(events.RequestArrived, ABORT)
+    driver.feed(arrived())
+    await trio.sleep(2)
+    assert isinstance(world.seen[-1], events.AbortUnanswered)
+
+
+async def test_a_driver_that_ends_asks_no_engine_to_end_a_request(autojump_clock, driver, world, hosts):
+    driver.close()
+    world.on(events.RequestArrived, ABORT)
+    driver.feed(arrived())
+    await quiet()
+    assert hosts.diary == []
+    assert isinstance(world.seen[-1], events.AbortUnanswered)
 
 
 # --- effects wait for the commit -------------------------------------------------------------------

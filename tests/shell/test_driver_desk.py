@@ -159,12 +159,6 @@ def test_a_settled_request_is_recorded_counted_and_forgotten(world):
     assert world.desk._tickets == {}
 
 
-def test_an_abort_that_no_engine_here_can_do_is_said_to_be_unanswered(world):
-    world.desk.arrive(arrival())
-    world.desk.perform(orders.Abort(request="R", incarnation=RUN, host="H"))
-    assert isinstance(world.seen[-1], events.AbortUnanswered)
-
-
 async def test_a_request_that_broke_the_world_is_told_internal_and_let_go(world):
     ticket = world.desk.arrive(arrival())
     world.desk.fault("R")

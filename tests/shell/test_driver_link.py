@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -12,9 +13,33 @@ from capyctl.control.spec import Spec, Traits
 from capyctl.control.world import World
 from capyctl.errors import Lost
 from capyctl.fsm import deployment
-from capyctl.fsm.proofs import Gone, NeverLaunched, Unsent, Usable
-from capyctl.fsm.types import DeploymentId, Generation, HostId, Incarnation, Lane, ProcessIdentity, Role
-from capyctl.ledger.types import Plan
+from capyctl.fsm.proofs import (
+    Aborted,
+    Back,
+    Canary,
+    Gone,
+    NeverLaunched,
+    Quiet,
+    Resident,
+    SameEngine,
+    Unsent,
+    Usable,
+)
+from capyctl.fsm.types import (
+    Bytes,
+    DeploymentId,
+    Domain,
+    Generation,
+    HostId,
+    Incarnation,
+    Lane,
+    Millis,
+    Phase,
+    ProcessIdentity,
+    Residency,
+    Role,
+)
+from capyctl.ledger.types import Allocation, Plan
 from capyctl.server.hosts import HostLinks
 from capyctl.session import messages as m
 from capyctl.session.memory import MemoryLink
@@ -234,6 +259,142 @@ async def test_a_launch_for_a_revision_that_is_gone_is_never_sent(autojump_clock
     assert isinstance(outcome, events.LaunchFailed)
     assert isinstance(outcome.proof, Unsent)
     assert made.links[HOST].asked == []
+
+
+# --- parks and wakes -------------------------------------------------------------------------------
+
+RAM, GPU = Domain("system"), Domain("gpu0")
+PARKS = Plan(
+    phases={
+        Phase.READY: Allocation(bytes={RAM: Bytes(4), GPU: Bytes(40)}),
+        Phase.PARKED: Allocation(bytes={RAM: Bytes(4), GPU: Bytes(1)}),
+    },
+    provenance={},
+    initialize_ms=1,
+    wake_ms=1,
+    context_tokens=512,
+)
+RELEASE = order(
+    orders.Release,
+    tier=Residency.DEEP,
+    plan=PARKS,
+    gate_closed_at_ms=10,
+    processes=(PROCESS,),
+    deadline_ms=91_000,
+)
+RESTORE = order(orders.Restore, tier=Residency.DEEP, digest="d", canary="42", deadline_ms=91_000, processes=(PROCESS,))
+SAME = SameEngine(
+    incarnation=RUN, recorded=(PROCESS,), alive=frozenset([PROCESS]), strangers=0, observed_at_ms=Millis(20)
+)
+QUIET = Quiet(incarnation=RUN, gate_closed_at_ms=10, router_in_flight=0, running=0, waiting=0, read_at_ms=11)
+LEFT = {
+    GPU: Resident(
+        incarnation=RUN, resident_bytes=1, budget_bytes=1, released_at_ms=Millis(12), sampled_at_ms=Millis(13)
+    )
+}
+BACK = Back(incarnation=RUN, restored_at_ms=1, sampled_at_ms=2, fresh_until_ms=9, recorded_at_ms=3)
+USABLE = Usable(incarnation=RUN, answer_chars=1, probed_at_ms=1)
+PASSED = Canary(incarnation=RUN, expected="42", actual="42")
+UNSENT = Unsent(incarnation=RUN, refused_before_sending=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "result", "outcome"),
+    [
+        (
+            RELEASE,
+            m.Parked(command_id="c", quiet=QUIET, same=SAME, resident=LEFT),
+            events.ParkConfirmed(**AT, quiet=QUIET, same=SAME, resident=LEFT),
+        ),
+        (
+            RELEASE,
+            m.NotParked(command_id="c", code="not_quiescent", reason="busy", unsent=UNSENT),
+            events.ParkRefused(**AT, code="not_quiescent", reason="busy", unsent=UNSENT),
+        ),
+        (
+            RELEASE,
+            m.Refused(command_id="c", code="unsupported", message="what?"),
+            events.ParkRefused(**AT, code="unsupported", reason="what?", unsent=UNSENT),
+        ),
+        (
+            RELEASE,
+            m.Refused(command_id="c", code="idempotency_conflict", message="other"),
+            events.OrderLost(**AT, reason="other"),
+        ),
+        (RELEASE, m.Unresolved(command_id="c", reason="lost"), events.OrderLost(**AT, reason="lost")),
+        (
+            RESTORE,
+            m.Awake(command_id="c", back=BACK, usable=USABLE, same=SAME, canary=PASSED),
+            events.WakeConfirmed(**AT, back=BACK, usable=USABLE, canary=PASSED, same=SAME),
+        ),
+        (
+            RESTORE,
+            m.NotAwake(command_id="c", code="wake_mismatch", reason="!!!!", mismatch=True),
+            events.WakeFailed(**AT, code="wake_mismatch", reason="!!!!", mismatch=True),
+        ),
+        (
+            RESTORE,
+            m.NotAwake(command_id="c", code="insufficient_memory", reason="full", unsent=UNSENT),
+            events.WakeFailed(**AT, code="insufficient_memory", reason="full", unsent=UNSENT),
+        ),
+        (RESTORE, m.Unresolved(command_id="c", reason="lost"), events.OrderLost(**AT, reason="lost")),
+        (RESTORE, Lost("unavailable", "gone"), events.OrderLost(**AT, reason="gone")),
+        (
+            PROBE,
+            m.ProbeResult(command_id="c", same=SAME, usable=USABLE, gone=None, resident=LEFT, canary=PASSED),
+            events.Probed(**AT, same=SAME, usable=USABLE, resident=LEFT, canary=PASSED),
+        ),
+    ],
+)
+async def test_what_a_host_says_of_a_park_or_a_wake_keeps_its_proofs(autojump_clock, given, result, outcome):
+    assert await links(result).perform(given) == outcome
+
+
+async def test_a_park_says_what_may_be_left_where_it_empties_and_how_long_it_may_take(autojump_clock):
+    made = links(m.Unresolved(command_id="c", reason="lost"))
+    await made.perform(RELEASE)
+    await made.perform(RESTORE)
+    released, restored = made.links[HOST].asked
+    assert released == m.Release(
+        command_id=f"release:{RUN}#4",
+        incarnation=RUN,
+        token=4,
+        tier=Residency.DEEP,
+        budget={GPU: 1},
+        gate_closed_at_ms=10,
+        processes=(PROCESS,),
+        limit_ms=90_000,
+    )
+    assert (restored.canary, restored.digest, restored.deadline_ms) == ("42", "d", 91_000)
+
+
+async def test_a_look_for_a_lost_wake_asks_for_the_canary(autojump_clock):
+    made = links(m.ProbeResult(command_id="c", same=None, usable=None, gone=GONE))
+    await made.perform(order(orders.Probe, processes=(PROCESS,), canary="42"))
+    (asked,) = made.links[HOST].asked
+    assert (asked.canary, asked.parked, asked.parked_budget) == ("42", False, {})
+
+
+ABORT = orders.Abort(request="R", incarnation=RUN, host=HOST)
+ENDED = Aborted(incarnation=RUN, request="R", acknowledged_at_ms=5)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        (
+            m.AbortAcknowledged(command_id="c", proof=ENDED),
+            events.AbortAcknowledged(request="R", proof=ENDED, now_ms=1_000),
+        ),
+        (m.Refused(command_id="c", code="unsupported_capability", message="no"), None),
+        (m.AbortAcknowledged(command_id="c", proof=attrs.evolve(ENDED, request="S")), None),
+        (Lost("unavailable", "gone"), None),
+        (None, None),
+    ],
+)
+async def test_only_an_acknowledged_abort_settles_its_request(autojump_clock, result, outcome):
+    answer = await links(result).abort(ABORT)
+    assert answer == (outcome or events.AbortUnanswered(request="R", now_ms=1_000))
 
 
 def test_reports_become_facts_and_other_news_is_not_the_worlds():
