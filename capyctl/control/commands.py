@@ -337,6 +337,9 @@ def _drain(book: Book, event: e.DrainAsked) -> Receipt:
     host = book.hosts.get(event.host)
     if host is None:
         raise _Turned("not_found", f"no host {event.host}")
+    if event.profile is not None:
+        drain_profile(book, event.host, event.profile)
+        return Receipt(operation=None, deployment=None, revision=None)
     book.put_host(attrs.evolve(host, draining=not event.undrain))
     if not event.undrain:
         drain_host(book, event.host)
@@ -347,6 +350,14 @@ def drain_host(book: Book, host: HostId) -> None:
     """Stop every instance on a host; a request starts it again, elsewhere or once the host is undrained."""
     for lane, one in list(book.instances.items()):
         if one.has_launch and one.machine.run.host == host:
+            stop_lane(book, lane, StopKind.DRAIN)
+
+
+def drain_profile(book: Book, host: HostId, profile: str) -> None:
+    """Stop what runs, or begins to, on a profile; its deployments start again on request, where one offers it."""
+    for lane, one in list(book.instances.items()):
+        here = one.machine.run.host in (host, None)
+        if here and (one.has_launch or one.in_progress) and book.deployments[lane.deployment].spec.profile == profile:
             stop_lane(book, lane, StopKind.DRAIN)
 
 

@@ -99,11 +99,15 @@ class DeleteAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class DrainAsked(Event):
-    """Stop every instance on a host with proof; `undrain` lets it take placements again."""
+    """Stop every instance on a host with proof; `undrain` lets it take placements again.
+
+    With a `profile`, only what runs on that profile is stopped, and the host takes placements as before.
+    """
 
     command: Command
     host: HostId
     undrain: bool = False
+    profile: str | None = None
 
 
 # --- checkpoints -------------------------------------------------------------------------------
@@ -271,11 +275,15 @@ class WakeConfirmed(Outcome):
 
 @attrs.frozen(kw_only=True)
 class WakeFailed(Outcome):
-    """The wake failed, the processes are still recorded. `mismatch`: it answered otherwise than before."""
+    """The wake failed, the processes are still recorded. `mismatch`: it answered otherwise than before.
+
+    `unsent`: nothing was asked of the engine, which is parked as it was.
+    """
 
     code: str
     reason: str
     mismatch: bool = False
+    unsent: Unsent | None = None
 
 
 # --- facts about a running engine ----------------------------------------------------------------

@@ -52,6 +52,7 @@ class Registry:
         self.telemetry = telemetry
         self._own = _own(stated or {}, stated_in, local)
         self._merged: Mapping[str, Registered] = self._own
+        self._retired: dict[str, Registered] = {}
         self.revision = 0
         self.custom_revision = 0
         self.warnings: tuple[str, ...] = ()
@@ -63,6 +64,7 @@ class Registry:
           than the one in use; `invalid_config`, `unsafe_file` as reading says.
         """
         if self.engines_file is None:
+            self._merged, self._retired = dict(self._own), {}
             return
         read = read_engines(self.engines_file)
         custom = read_custom(beside(self.engines_file, CUSTOM))
@@ -109,8 +111,25 @@ class Registry:
                         "profile_exists", f"the profile {name} is stated in {path} and in {merged[name].source}"
                     )
                 merged[name] = registered
-        self._merged = merged
+        self._merged, self._retired = merged, {}
         self.revision, self.custom_revision, self.warnings = read.revision, custom.revision, read.warnings
+
+    def retire(self, profile: str) -> None:
+        """Withdraw a profile before it leaves its file: nothing new is placed on it. Retiring twice is once.
+
+        The next `reload` goes by the files again. Raises: Refusal `not_found`.
+        """
+        if profile in self._retired:
+            return
+        if profile not in self._merged:
+            raise Refusal("not_found", f"there is no engine profile {profile}")
+        self._retired[profile] = self._merged[profile]
+        self._merged = {name: row for name, row in self._merged.items() if name != profile}
+
+    def reinstate(self, profile: str) -> None:
+        """Offer a retired profile again: it could not be let go of."""
+        if profile in self._retired:
+            self._merged = {**self._merged, profile: self._retired.pop(profile)}
 
     def profiles(self) -> Sequence[Registered]:
         """Every usable profile, the role's own first."""

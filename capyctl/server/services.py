@@ -21,7 +21,7 @@ from capyctl.control.world import World
 from capyctl.documents.paths import Row
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
-from capyctl.errors import Failure, Refusal
+from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, SwitchId
 from capyctl.server import deploy, figures
 from capyctl.server.desk import Desk
@@ -31,6 +31,8 @@ from capyctl.server.store import Store
 
 REDACTED: Final = "<redacted>"
 DRAIN_LIMIT_S: Final = 900.0
+DRAIN_AGAIN_S: Final = 30.0
+"""Between two drains of a profile: what was on its way to a start when it was withdrawn is stopped by the next."""
 
 LogTail = Callable[[Lane, int], Awaitable[str]]
 """(lane, KiB) -> the last lines of its engine's log, redacted. Raises FileNotFoundError when there is none."""
@@ -282,34 +284,49 @@ class Services:
         }
 
     async def retire_engine(self, profile: str, *, drain: bool) -> dict[str, Any]:
-        """Let go of a profile before it leaves the file: nothing may run on it.
+        """Let go of a profile before it leaves the file: it is offered no more, then nothing may run on it.
+
+        Whoever asks again after a silence goes on where this stands. What is stopped is not stopped by an operator:
+        a request starts it again once its profile is back.
 
         Raises: Refusal `profile_in_use` naming the instances; `not_found`; Failure `unreconciled` when a drain does
           not end in time.
         """
-        if profile not in [row.name for row in self.registry.profiles()]:
-            raise Refusal("not_found", f"there is no engine profile {profile}")
         running = self._running_on(profile)
         if running and not drain:
             names = ", ".join(self._shown(lane) for lane in running)
             raise Refusal("profile_in_use", f"{profile} runs {names}. Stop them, or use --drain")
-        for identity in sorted({lane.deployment for lane in running}):
-            command = events.Command(
-                key=f"engine remove {profile} {ulid.fresh()}",
-                digest="",
-                operation=OperationId(ulid.fresh()),
-                switch=SwitchId(ulid.fresh()),
-            )
-            await self.submit(events.StopAsked(command=command, deployment=identity, now_ms=self.clock()))
+        self.registry.retire(profile)
+        self.announce_profiles()
+        try:
+            await self._drain_profile(profile)
+        except CapyError:
+            self.registry.reinstate(profile)
+            self.announce_profiles()
+            raise
+        return {"retired": profile, "stopped": [self._shown(lane) for lane in running]}
+
+    async def _drain_profile(self, profile: str) -> None:
+        """Stop what runs on a profile, and whatever still begins to, until nothing does. Raises: Failure."""
         with trio.move_on_after(DRAIN_LIMIT_S):
             while self._running_on(profile):
-                await self.driver.moved()
+                command = events.Command(
+                    key=f"engine remove {profile} {ulid.fresh()}",
+                    digest="",
+                    operation=OperationId(ulid.fresh()),
+                    switch=SwitchId(ulid.fresh()),
+                )
+                await self.submit(
+                    events.DrainAsked(command=command, host=self.host, profile=profile, now_ms=self.clock())
+                )
+                with trio.move_on_after(DRAIN_AGAIN_S):
+                    while self._running_on(profile):
+                        await self.driver.moved()
         if left := self._running_on(profile):
             names = ", ".join(self._shown(lane) for lane in left)
             raise Failure(
                 "unreconciled", f"{names} did not prove the stop within {DRAIN_LIMIT_S:.0f} s; {profile} stays"
             )
-        return {"retired": profile, "stopped": [self._shown(lane) for lane in running]}
 
     def _running_on(self, profile: str) -> list[Lane]:
         book = self.world.book

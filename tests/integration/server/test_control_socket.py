@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from server_role import Role, role
+from server_role import CONFIG, Role, role
 
 from capyctl.server.control_socket import ControlSocket
 
@@ -83,6 +83,25 @@ async def test_a_profile_that_runs_something_is_in_use(control):
     answer = await ask(control.path, b'{"verb": "remove", "profile": "llamacpp", "drain": true}\n')
     assert answer["stopped"] == ["notes/0"]
     assert control.role.agent.running == {}
+
+
+async def test_a_profile_that_was_let_go_of_is_offered_no_more_and_what_it_stopped_starts_again_with_it(control):
+    view = await control.role.deployed()
+    await control.role.act(view, "start")
+    await control.role.settled(view["id"], lambda view: view["ready"] == "1/1")
+    await ask(control.path, b'{"verb": "remove", "profile": "llamacpp", "drain": true}\n')
+    assert (await ask(control.path, b'{"verb": "list"}\n'))["profiles"] == []
+    status, refused = await control.role.ask("POST", "/deployments", {"config": {**CONFIG, "name": "other"}})
+    assert (status, refused["error"]["code"]) == (409, "profile_not_published")
+    # Whoever heard no answer asks again, and hears the same.
+    answer = await ask(control.path, b'{"verb": "remove", "profile": "llamacpp"}\n')
+    assert answer["retired"] == "llamacpp"
+    # It is still stated, so that reading again brings it back; nobody stopped the deployment for good.
+    answer = await ask(control.path, b'{"verb": "add"}\n')
+    assert [row["profile"] for row in answer["profiles"]] == ["llamacpp"]
+    stopped = await control.role.settled(view["id"], lambda view: view["ready"] == "0/1")
+    assert stopped["desired_state"] == view["desired_state"]
+    assert (await control.role.act(stopped, "start"))[0] == 202
 
 
 async def test_a_profile_that_is_not_there_is_not_found(control):
