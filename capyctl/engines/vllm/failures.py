@@ -35,6 +35,8 @@ def _one(line: str) -> tuple[str, str] | None:
         refused = pattern.search(line)
         if refused is not None:
             return "engine_argument_rejected", f"vLLM does not accept the argument {refused['name']}"
+    if "error: unrecognized arguments:" in line:
+        return "engine_argument_rejected", "vLLM does not accept an argument that follows no option"
     short = _FREE.search(line)
     if short is not None:
         return (
@@ -48,6 +50,4 @@ def _one(line: str) -> tuple[str, str] | None:
         return "port_conflict", "the leased port was taken by another program while the engine started"
     if any(words in low for words in _MEMORY):
         return "insufficient_device_memory", "the engine could not allocate its memory"
-    if "plugin" in low and ("failed to load" in low or "error" in low):
-        return "plugin_closure_failed", "a plugin of the installation failed to load"
     return None
