@@ -100,6 +100,7 @@ class HostAgent:
     def __attrs_post_init__(self) -> None:
         self._send, self.reports = trio.open_memory_channel[m.Report](REPORTS_MAX)
         self._custody = Custody(self.journal, self.ports, self.ingress, self.kill_s)
+        self.ingress.runs = self._runs
         self._launcher = Launcher(
             state_dir=self.state_dir,
             models_root=self.models_root,
@@ -185,6 +186,12 @@ class HostAgent:
         if self._nursery is None:
             raise Failure("unavailable", "this host's agent is not running")
         self._nursery.start_soon(work, *args)
+
+    def _runs(self, incarnation: Incarnation) -> bool:
+        engine = self._custody.engines.get(incarnation)
+        if engine is None or engine.ended.is_set():
+            return False
+        return identity.presence(engine.api) is not identity.Presence.GONE
 
     # --- commands ----------------------------------------------------------------------------------------
 

@@ -100,30 +100,38 @@ class Engine:
         return Usable(incarnation=self.incarnation, answer_chars=chars, probed_at_ms=now_ms())
 
     def owns_its_port(self) -> bool:
-        """Whether one of its own processes listens on the leased port; blocking. Whoever else answers is not it."""
+        """Whether its own processes, and nobody else, listen on the leased port; blocking."""
+        return self._owns_its_port() is True
+
+    def _owns_its_port(self) -> bool | None:
         pids = [process.pid for process in self.processes]
         pids += [member.pid for member in identity.group_members(self.api) if member.pid not in pids]
-        return ports.listened_by(self.record.port, pids) is True
+        return ports.listened_by(self.record.port, pids)
 
     async def become_ready(self) -> Usable | CapyError:
-        """Health, served name and effective arguments, own port, probe. The caller bounds it and watches the process.
+        """Own port, health, served name and effective arguments, probe. The caller bounds it and watches the process.
 
-        A refused connection and a silent engine are "not yet"; an answer that forbids going on ends it.
+        Between the lease and the engine's listen anybody may listen there, so nothing is asked, since asking tells
+        the launch's key, before it is seen whose the listener is. Nobody listening and a silent engine are "not
+        yet"; an answer that forbids going on ends it.
         """
         wait_s = POLL_FIRST_S
         while True:
+            owned = await trio.to_thread.run_sync(self._owns_its_port)
+            if owned is False:
+                return self._taken()
             try:
-                if await self.adapter.loaded(self.client):
+                if owned and await self.adapter.loaded(self.client):
                     break
             except (ConnectionError, TimeoutError):
-                pass  # not listening yet, or too busy loading to answer
+                pass  # too busy loading to answer
             except CapyError as refused:
                 return refused
             await trio.sleep(wait_s)
             wait_s = min(wait_s * 1.2, POLL_S)
-        if not await trio.to_thread.run_sync(self.owns_its_port):
-            return Failure("port_conflict", f"another program answers on port {self.record.port} of this engine")
         while True:
+            if await trio.to_thread.run_sync(self._owns_its_port) is False:
+                return self._taken()
             try:
                 await self.adapter.verify(self.client, self.facts)
                 return await self.probe(_seconds_until(self.record.command.deadline_ms))
@@ -131,6 +139,9 @@ class Engine:
                 await trio.sleep(POLL_S)
             except CapyError as refused:
                 return refused
+
+    def _taken(self) -> CapyError:
+        return Failure("port_conflict", f"another program listens on port {self.record.port} of this engine")
 
     def story(self) -> str:
         """How it ended, in words."""

@@ -104,6 +104,8 @@ class Ingress:
 
     on_upstream_ended: UpstreamEnded
     eof_limit_s: float = EOF_LIMIT_S
+    runs: Callable[[Incarnation], bool] = lambda _: True
+    """Whether the engine's process is there now. While it is, it holds its port, and nobody else can listen there."""
     _endpoints: dict[Incarnation, Endpoint] = attrs.field(factory=dict)
     _nursery: trio.Nursery | None = None
 
@@ -193,6 +195,9 @@ class Ingress:
         if self._endpoints.get(endpoint.incarnation) is not endpoint:
             connection.close()
             raise NotAccepted(f"the gate of {endpoint.incarnation} closed")
+        if not self.runs(endpoint.incarnation):  # asked after the connect: what took its port would be asked otherwise
+            connection.close()
+            raise NotAccepted(f"the engine of {endpoint.incarnation} has ended")
         return connection
 
     async def _exchange(

@@ -9,8 +9,10 @@ Source: engines 5; lifecycle 23 (24).
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +24,17 @@ from capyctl.fsm.types import Incarnation
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 8100, 8199
 _LISTEN = "0A"
+
+
+def _words(packed: bytes) -> str:
+    """An address as the kernel prints it: words of 32 bits in the machine's byte order."""
+    return "".join(f"{int.from_bytes(packed[at : at + 4], sys.byteorder):08X}" for at in range(0, len(packed), 4))
+
+
+_REACHED = {
+    _words(ipaddress.ip_address(address).packed) for address in (LOOPBACK, "0.0.0.0", "::", f"::ffff:{LOOPBACK}")
+}
+"""Where one may listen to take a connection to LOOPBACK."""
 
 
 @attrs.define
@@ -83,15 +96,17 @@ def taken(port: int) -> bool:
 
 
 def listened_by(port: int, pids: Iterable[int], proc: Path = Path("/proc")) -> bool | None:
-    """Whether a process of `pids` holds the socket that listens on `port`; None when nobody listens.
+    """Whether processes of `pids` hold every socket that takes connections to `port` on loopback; None: nobody does.
 
-    A port answers for whoever took it, so an engine is known by its processes' own descriptors.
+    A port answers for whoever took it, so an engine is known by its processes' own descriptors. Several sockets may
+    share a port (SO_REUSEPORT, which llama.cpp sets too), and each gets some of the connections: one of another
+    program is enough for a no.
     """
     sockets = _listeners(port, proc)
     if not sockets:
         return None
     wanted = {f"socket:[{inode}]" for inode in sockets}
-    return any(link in wanted for pid in pids for link in _descriptors(pid, proc))
+    return wanted <= {link for pid in pids for link in _descriptors(pid, proc)}
 
 
 def _listeners(port: int, proc: Path) -> set[str]:
@@ -103,7 +118,8 @@ def _listeners(port: int, proc: Path) -> set[str]:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+            address, _, at = fields[1].rpartition(":")
+            if fields[3] == _LISTEN and int(at, 16) == port and address in _REACHED:
                 found.add(fields[9])
     return found
 

@@ -15,7 +15,7 @@ import trio
 
 from capyctl.fsm.proofs import Gone, NeverLaunched
 from capyctl.fsm.types import Bytes, Incarnation, Millis, RequestId, Role
-from capyctl.host import identity, logs
+from capyctl.host import identity, logs, ports
 from capyctl.host.identity import Presence
 from capyctl.host.journal import open_journal
 from capyctl.router.desk import NotAccepted
@@ -404,6 +404,30 @@ async def test_a_port_that_another_program_holds_is_passed_over(host: Host, mode
             await launched(running, model)
             assert running.agent.ports.of(incarnation()) == FIRST_PORT + 1
             await stopped(running, incarnation())
+
+
+async def test_whoever_takes_the_port_before_the_engine_listens_is_told_nothing(host, model, monkeypatch) -> None:
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", FIRST_PORT))
+        thief.listen()
+        thief.setblocking(False)
+        monkeypatch.setattr(ports, "taken", lambda port: False)  # it came right after the look
+        async with host() as running:
+            result = await running.agent.handle(launch(model, mode="slow"))
+            assert isinstance(result, m.LaunchRefused), result
+            assert (result.code, result.transient) == ("port_conflict", True)
+            with pytest.raises(BlockingIOError):
+                thief.accept()
+
+
+async def test_no_request_goes_to_a_port_whose_engine_has_ended(host, model) -> None:
+    async with host() as running:
+        await launched(running, model)
+        running.agent.ingress.runs = lambda incarnation: False
+        with pytest.raises(NotAccepted, match="has ended"):
+            await running.agent.ingress.open(incarnation(), "/v1/chat/completions", b"{}", Ticket())
+        await stopped(running, incarnation())
 
 
 async def test_a_checkpoint_is_measured(host: Host, model: Path) -> None:

@@ -66,6 +66,28 @@ def test_a_foreign_listener_is_seen_and_known_by_its_descriptors(address: str) -
     assert ports.listened_by(FIRST, [os.getpid()]) is None
 
 
+def test_a_port_that_is_shared_with_another_program_is_not_ones_own() -> None:
+    script = (
+        "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
+        f"s.bind(('127.0.0.1', {FIRST})); s.listen(); print('up', flush=True); sys.stdin.read()"
+    )
+    with socket.socket() as own, socket.socket() as elsewhere:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        own.bind(("127.0.0.1", FIRST))
+        own.listen()
+        elsewhere.bind(("127.0.0.2", FIRST))
+        elsewhere.listen()  # takes no connection to the engine
+        other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"up\n"
+            assert ports.listened_by(FIRST, [os.getpid()]) is False
+            assert ports.listened_by(FIRST, [os.getpid(), other.pid]) is True
+        finally:
+            other.communicate()
+        assert ports.listened_by(FIRST, [os.getpid()]) is True
+
+
 def test_a_past_connection_does_not_block_a_port() -> None:
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
