@@ -25,6 +25,9 @@ BLOCK_TOKENS = 16
 FALLBACK_CONTEXT = 4096
 GRAPH_BYTES = 5 * GIB // 4
 EAGER_BYTES_MAX = 32 * GIB
+OWN_ALLOCATIONS_BYTES = 3 * GIB
+CARD_ALLOWANCE_BYTES = GIB
+"""What SGLang takes out of its static pool for itself: on one pool, and on a card."""
 SLOTS: Mapping[str, int] = {"vllm": 32, "sglang": 32, "tensorfold": 8}
 HYBRID_SLOTS = 8
 _STATE_CONVOLUTION_BYTES = 2  # bfloat16
@@ -96,7 +99,7 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine, fami
         slots=running,
         declared_request=stated is not None,
         declared_startup=memory.startup is not None,
-        pools=_pools(facts, document, weights, cache, state, running),
+        pools=_pools(facts, document, machine, request, cache, state, running, family),
         notes=notes,
     )
 
@@ -128,7 +131,7 @@ def beside_resources(
         slots=running,
         declared_request=True,
         declared_startup=True,
-        pools=_pools(facts, document, weights, cache, state, running),
+        pools=_pools(facts, document, machine, held, cache, state, running, family),
         notes=notes,
     )
 
@@ -365,13 +368,15 @@ def kv_bytes_per_token(facts: Mapping[str, Any], document: Deployment) -> tuple[
 def _pools(
     facts: Mapping[str, Any],
     document: Deployment,
-    weights: int,
+    machine: Machine,
+    request: int,
     cache: int,
     state: _State | None,
     running: int,
+    family: str,
 ) -> dict[str, int]:
     """What the engine is told. Absent figures are the engine's own to decide."""
-    pools = {"weights": weights}
+    pools = {"weights": _weights(facts)}
     if cache:
         pools["kv_cache"] = cache
         per_token, _ = kv_bytes_per_token(facts, document)
@@ -379,4 +384,16 @@ def _pools(
             pools["kv_tokens"] = cache // per_token
     if state is not None:
         pools |= {"state": state.bytes(running), "state_slots": state.slots(running), "running": running}
+    if family == "sglang":
+        pools["static"] = _static_pool(pools, machine, request)
     return pools
+
+
+def _static_pool(pools: Mapping[str, int], machine: Machine, request: int) -> int:
+    """What SGLang may set aside for weights, state and cache together. Source: memory 5.11; engines 7.2."""
+    cache, weights = pools.get("kv_cache", 0), pools["weights"]
+    whole = weights + cache + pools.get("state", 0)
+    if machine.card:
+        return whole + CARD_ALLOWANCE_BYTES if "kv_tokens" in pools else request
+    least = whole + OWN_ALLOCATIONS_BYTES if "kv_tokens" in pools else cache
+    return min(request, max(least, request - margin(machine, weights)))

@@ -58,10 +58,14 @@ class Sglang:
     """What SGLang alone understands."""
 
     max_total_tokens: int | None = attrs.field(default=None, validator=strict.within(1, COUNT_MAX))
-    chunked_prefill_size: int | None = attrs.field(default=None, validator=strict.within(1, COUNT_MAX))
+    chunked_prefill_size: int | None = attrs.field(default=None, validator=strict.within(-1, COUNT_MAX))
     tokenizer_workers: int | None = attrs.field(default=None, validator=strict.within(1, 1024))
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+
+    def __attrs_post_init__(self) -> None:
+        if self.chunked_prefill_size == 0:
+            raise Wrong(("chunked_prefill_size",), "is 0; state a number of tokens, or -1 to turn it off")
 
 
 @attrs.frozen(kw_only=True)

@@ -25,6 +25,12 @@ from capyctl.engines.llamacpp.adapter import LlamacppAdapter
 from capyctl.engines.llamacpp.render import check_served_name
 from capyctl.engines.options import OptionPolicy
 from capyctl.engines.registered import Registered
+from capyctl.engines.sglang import installation as sglang
+from capyctl.engines.sglang import options as sglang_options
+from capyctl.engines.sglang.adapter import SglangAdapter
+from capyctl.engines.sglang.render import check_document as check_sglang
+from capyctl.engines.sglang.render import check_served_name as check_sglang_name
+from capyctl.engines.sglang.render import restart_only as sglang_restart_only
 from capyctl.engines.tensorfold import installation as tensorfold
 from capyctl.engines.tensorfold import options as tensorfold_options
 from capyctl.engines.tensorfold.adapter import TensorfoldAdapter
@@ -58,6 +64,7 @@ class Family:
     """What the family's options add to a deployment's rules. Raises: Refusal."""
     restart_only: Callable[[Deployment, Registered], str | None] = lambda document, registered: None
     """Why a deployment on a family that parks cannot, by its own options; None where it can."""
+    aborts: Callable[[str], bool] = lambda version: True  # whether a build has the family's abort by id
     least_deadline_ms: int = 0  # of a deployment that states none: a first start builds kernels
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
@@ -129,6 +136,28 @@ VLLM = Family(
     toolkit=True,
 )
 
+SGLANG = Family(
+    name="sglang",
+    title="SGLang",
+    traits=Traits(family="sglang", parks=True, idle_signal=True, abort_by_id=True, cache_salt=True),
+    options=sglang_options.POLICY,
+    reserved_env=sglang_options.RESERVED_ENV,
+    binaries=(),
+    distributions=("sglang",),
+    find=sglang.PACKAGE.find,
+    measure=sglang.measure,
+    check_served_name=check_sglang_name,
+    adapter=lambda registered, models_root, telemetry: SglangAdapter(
+        registered=registered, models_root=models_root, telemetry=telemetry
+    ),
+    decisions=sglang.decides,
+    check_document=check_sglang,
+    restart_only=sglang_restart_only,
+    aborts=sglang.aborts,
+    remote_code=True,
+    toolkit=True,
+)
+
 
 def _never_measured(executable: Path) -> Measurement:
     raise Refusal("engine_unsupported", f"{executable}: a custom engine is registered with --custom and a manifest")
@@ -153,7 +182,7 @@ CUSTOM = Family(
     decisions=lambda version: True,  # its manifest says, and is asked when a deployment is checked
 )
 
-FAMILIES: dict[str, Family] = {row.name: row for row in (VLLM, TENSORFOLD, LLAMACPP, CUSTOM)}
+FAMILIES: dict[str, Family] = {row.name: row for row in (VLLM, SGLANG, TENSORFOLD, LLAMACPP, CUSTOM)}
 KNOWN_WORDS = ("vllm", "sglang", "tensorfold", "llamacpp", "custom")
 """Words of the documents, including families that this release does not run."""
 
@@ -171,9 +200,11 @@ def traits_of(registered: Registered) -> Traits:
     traits = family(registered.engine).traits
     if registered.manifest is not None and registered.manifest.idle is None:
         return attrs.evolve(traits, idle_signal=False)
-    if traits.parks and not registered.profile.parks:
-        return attrs.evolve(traits, parks=False)
-    return traits
+    return attrs.evolve(
+        traits,
+        parks=traits.parks and registered.profile.parks,
+        abort_by_id=traits.abort_by_id and family(registered.engine).aborts(registered.version),
+    )
 
 
 def flag_rows(name: str) -> list[tuple[str, str, str, str]]:

@@ -111,8 +111,8 @@ class Plan:
 
     `provenance` is per phase: derived, declared, measured or whole_host. `context_reason` says why a
     fitted context is what it is; None when the document stated it. `pools` is what the engine is told of its
-    memory, bytes and counts: `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`; what is not
-    there is the engine's own to decide.
+    memory, bytes and counts: `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`, `static`;
+    what is not there is the engine's own to decide.
     """
 
     phases: Mapping[Phase, Allocation]

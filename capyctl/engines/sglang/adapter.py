@@ -1,0 +1,274 @@
+"""SGLang as the host drives it: its entry, readiness, loads, park and wake, aborts, and its ways of failing.
+
+Its `/health` runs a generation and is never read.
+Source: engines 4.1, 7, 12, 13, 15.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from capyctl.checkpoints.directory import resolve_model
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.model_source import Local
+from capyctl.engines import parsers
+from capyctl.engines.adapter import Client, Command, LaunchFacts
+from capyctl.engines.options import check_real_paths
+from capyctl.engines.python.installation import helper_argv, prefix_of
+from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
+from capyctl.engines.python.variables import Closed, closed_environment, max_jobs
+from capyctl.engines.questions import gauge_sums, probe_chat, probe_decision, same
+from capyctl.engines.registered import Registered
+from capyctl.engines.sglang import parking
+from capyctl.engines.sglang.failures import classify
+from capyctl.engines.sglang.installation import ENTRY, PACKAGE, aborts, install_helpers
+from capyctl.engines.sglang.options import POLICY, RESERVED_ENV
+from capyctl.engines.sglang.render import Launch, restart_only, variables, words
+from capyctl.errors import Failure, Refusal
+
+RUNNING, WAITING, _USAGE = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
+AGAIN_S = 0.1
+"""Between two readings of nothing: a lone request can read as none for some decode steps."""
+
+Reading = tuple[int, int, int | None]
+
+
+@attrs.frozen(kw_only=True)
+class SglangAdapter:
+    """One registered installation of SGLang."""
+
+    registered: Registered
+    models_root: Path | None = None
+    telemetry: bool = False
+
+    @property
+    def family(self) -> str:
+        return "sglang"
+
+    @property
+    def eof_settles(self) -> bool:
+        return False
+
+    @property
+    def parks(self) -> bool:
+        return self.registered.profile.parks
+
+    @property
+    def aborts(self) -> bool:
+        return aborts(self.registered.version)
+
+    @property
+    def loopback_only(self) -> bool:
+        return False
+
+    def preflight(self) -> None:
+        """Look at the installation again before a launch. Blocking.
+
+        Raises: Refusal `installation_drift` when the interpreter is gone, or the package changed and the profile
+          says `refuse`.
+        """
+        executable = Path(self.registered.executable)
+        if not os.access(executable, os.X_OK):
+            raise Refusal("installation_drift", f"{executable} of the profile {self.registered.name} is not there")
+        if self.registered.profile.security.installation_drift == "refuse" and self.drifted():
+            raise Refusal(
+                "installation_drift",
+                f"the files of {prefix_of(executable)} changed since {self.registered.name} was registered. "
+                "Register it again, or use --drift warn",
+            )
+
+    def drifted(self) -> bool | None:
+        """Whether the installation's bytes differ from the registered ones; None when that was never measured."""
+        if self.registered.digest is None:
+            return None
+        return PACKAGE.digest(prefix_of(self.registered.executable)) != self.registered.digest
+
+    def render(self, facts: LaunchFacts) -> Command:
+        """The command line of one launch. Writes the helper module that it runs.
+
+        Raises: Refusal `invalid_config`, `invalid_root`, `unsafe_file`, `insufficient_device_memory`,
+          `capability_missing:deep_park`.
+        """
+        document = parse_deployment(facts.document, "the deployment")
+        if facts.residency.parks:
+            self._check_parks(document)
+        config, template = parsers.read_texts(facts.model_dir)
+        check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
+        runtime = install_helpers(facts.state_dir)
+        rendered, rest = words(
+            Launch(
+                facts=facts,
+                document=document,
+                version=self.registered.version,
+                parsers=parsers.detect("sglang", config, template),
+                draft_dir=self._draft_dir(document),
+            )
+        )
+        prefix = prefix_of(self.registered.executable)
+        env = closed_environment(
+            Closed(
+                prefix=prefix,
+                cuda_home=self.registered.profile.cuda_home,
+                profile_env={str(name): value for name, value in self.registered.profile.env.items()},
+                deployment_env={str(name): value for name, value in document.engine_config.env.items()},
+                reserved=RESERVED_ENV,
+                log_path=facts.log_path,
+                max_jobs=max_jobs(facts),
+                telemetry=self.telemetry,
+                owned=variables(facts, telemetry=self.telemetry),
+            )
+        )
+        mode = "parks" if facts.residency.parks else "stays"
+        argv = helper_argv(prefix, runtime / ENTRY, ("serve", mode, str(len(rendered)), *rendered, *rest))
+        return Command(argv=argv, env=env)
+
+    def _check_parks(self, document: Deployment) -> None:
+        why = restart_only(document, self.registered)
+        if not self.parks:
+            why = f"the profile {self.registered.name} does not park (security.deep_park: disabled)"
+        if why is not None:
+            raise Refusal("capability_missing:deep_park", f"{why}. State residency: restart_only")
+
+    def _draft_dir(self, document: Deployment) -> Path | None:
+        draft = document.model.draft
+        if draft is None:
+            return None
+        if not isinstance(draft, Local):
+            raise Refusal("unsupported", f"{document.name}: model.draft: this release takes drafts from directories")
+        return resolve_model(draft.path, self.models_root)
+
+    async def loaded(self, client: Client) -> bool:
+        """One poll of `/v1/models`. The port is closed until the model is loaded."""
+        return await models_listed(client)
+
+    async def verify(self, client: Client, facts: LaunchFacts) -> None:
+        """The served name and the context; the entry compared everything else before the engine started.
+
+        Raises: Failure `effective_args_mismatch`.
+        """
+        entry = await served_entry(client, facts.served_name)
+        if facts.context_tokens:
+            same("--context-length", entry.get("max_model_len"), facts.context_tokens)
+
+    async def probe(self, client: Client, facts: LaunchFacts, limit_s: float) -> int:
+        """One short chat, or a constant decision. Raises: Failure `launch_failed`."""
+        if _decides(facts):
+            return await probe_decision(client, facts.served_name, limit_s)
+        return await probe_chat(client, facts.served_name, limit_s)
+
+    async def gauges(self, client: Client) -> Reading:
+        """(running, waiting, cache usage in ppm). Nothing is read as nothing only when it is read twice.
+
+        Raises: ConnectionError, TimeoutError; Failure `engine_error` when the counts are nowhere.
+        """
+        running, waiting, usage = await self._reading(client)
+        if running or waiting:
+            return running, waiting, usage
+        await trio.sleep(AGAIN_S)
+        return await self._reading(client)
+
+    async def _reading(self, client: Client) -> Reading:
+        """`/v1/loads`, which is fresher, else the gauges of `/metrics`."""
+        status, body = await client.get("/v1/loads?include=core")
+        found = read_loads(body) if status == 200 else None
+        if found is not None:
+            return found
+        status, body = await client.get("/metrics")
+        if status != 200:
+            raise Failure("engine_error", f"/v1/loads states no load, and /metrics answered {status}")
+        sums = gauge_sums(body.decode("utf-8", "replace"), (RUNNING, WAITING, _USAGE))
+        missing = [name for name in (RUNNING, WAITING) if name not in sums]
+        if missing:
+            raise Failure("engine_error", f"/metrics does not state {missing[0]}")
+        usage = sums.get(_USAGE)
+        return int(sums[RUNNING]), int(sums[WAITING]), None if usage is None else _ppm(usage)
+
+    async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
+        """What the fixed prompt is completed with; a decision model completes nothing.
+
+        Raises: Failure `engine_error`.
+        """
+        return None if _decides(facts) else await completion_canary(client, facts.served_name, limit_s)
+
+    async def quiescent(self, client: Client) -> None:
+        """The loads once more, then the scheduler's own word. Raises: Refusal `not_quiescent`."""
+        running, waiting, _ = await self.gauges(client)
+        if running or waiting:
+            raise Refusal("not_quiescent", f"SGLang still runs {running} requests and holds {waiting} waiting")
+        await parking.quiesce(client)
+
+    async def release(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
+        """Give weights and cache back. Raises: as `parking.release`."""
+        if not facts.residency.parks:
+            raise Refusal("unsupported_capability", "a restart_only engine gives its memory back only when it stops")
+        await parking.release(client, limit_s)
+
+    async def restore(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
+        """Take them back, load dropped weights, forget every prompt. Raises: as `parking.resume`."""
+        if not facts.residency.parks:
+            raise Refusal("unsupported_capability", "a restart_only engine was never parked")
+        await parking.resume(client, facts.residency, facts.model_dir, limit_s)
+
+    async def alive_parked(self, client: Client) -> bool:
+        """Whether it lists its model, which touches no released memory. Raises: ConnectionError, TimeoutError."""
+        status, _ = await client.get("/v1/models")
+        return status == 200
+
+    async def abort(self, client: Client, request_id: str) -> None:
+        """End the request that was sent with this `rid`; SGLang also takes one that it does not know.
+
+        Raises: Refusal `unsupported_capability` on a build without it; Failure `engine_error`.
+        """
+        if not self.aborts:
+            raise Refusal("unsupported_capability", "this build of SGLang ends a request when its connection closes")
+        if not request_id:
+            raise Refusal("unsupported_capability", "a request without an id cannot be named to SGLang")
+        body = json.dumps({"rid": request_id}).encode()
+        status, _ = await client.post("/abort_request", body, admin=True)
+        if status == 503:
+            raise ConnectionError("/abort_request: the engine is going away")
+        if status != 200:
+            raise Failure("engine_error", f"/abort_request answered {status}")
+
+    def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
+        """(code, one line) when the engine's last lines name a typed failure, else None."""
+        return classify(last_words)
+
+
+def read_loads(body: bytes) -> Reading | None:
+    """(running, waiting, cache usage in ppm) over all ranks of a `/v1/loads` answer; None when it does not say."""
+    try:
+        rows = json.loads(body)["loads"]
+        running = sum(_count(row["num_running_reqs"]) for row in rows)
+        waiting = sum(_count(row["num_waiting_reqs"]) for row in rows)
+        usage = max((_usage(row) for row in rows), default=None)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (running, waiting, usage) if rows else None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError("no count")
+    return value
+
+
+def _usage(row: Mapping[str, Any]) -> int:
+    usage = row.get("token_usage", 0.0)
+    return _ppm(float(usage)) if isinstance(usage, (int, float)) else 0
+
+
+def _ppm(share: float) -> int:
+    return min(1_000_000, max(0, round(share * 1_000_000))) if math.isfinite(share) else 0
+
+
+def _decides(facts: LaunchFacts) -> bool:
+    return facts.document.get("api") == "decisions"
