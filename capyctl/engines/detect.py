@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from capyctl.documents import owned
 from capyctl.engines.families import FAMILIES, Family
 from capyctl.engines.verified import is_custom
 from capyctl.errors import Refusal
@@ -93,9 +94,8 @@ def _at_home(home: Path) -> Iterable[Path]:
     for name in _CONDA:
         yield from _conda(home / name)
     try:
-        with open(home / ".conda" / "environments.txt", encoding="utf-8") as stream:
-            listed = stream.read(64 << 10).splitlines()
-    except (OSError, UnicodeDecodeError):
+        listed = owned.read_regular(str(home / ".conda" / "environments.txt"), 64 << 10).decode().splitlines()
+    except (Refusal, UnicodeDecodeError):
         listed = []
     yield from (Path(line) for line in listed[:128] if line.startswith("/"))
 

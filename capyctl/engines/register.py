@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from capyctl.documents import reader, strict
+from capyctl.documents import owned, reader, strict
 from capyctl.documents.blocks import EngineProfile
 from capyctl.documents.custom_engine import Manifest, parse_manifest
 from capyctl.engines.custom.engines_file import CustomEngine, put_custom, remove_custom
@@ -211,11 +211,7 @@ def add_custom(
 
 
 def _manifest_data(path: Path) -> object:
-    try:
-        with open(path, "rb") as stream:
-            return reader.read(stream.read(reader.BYTES_MAX + 1), str(path))
-    except OSError as wrong:
-        raise Refusal("invalid_config", f"--manifest {path}: {os.strerror(wrong.errno or 0)}") from None
+    return reader.read(owned.read_regular(str(path), reader.BYTES_MAX, f"--manifest {path}"), str(path))
 
 
 def holder_of(name: str, engines_file: Path) -> Path:

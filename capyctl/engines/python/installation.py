@@ -7,6 +7,7 @@ Source: engines 2.2-2.4.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -235,6 +236,8 @@ def _row(directory: Path, name: str) -> list[object]:
     path = directory / name
     if path.is_symlink():
         return [name, "link", os.readlink(path)]
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     hasher, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as stream:
         while piece := stream.read(1 << 20):

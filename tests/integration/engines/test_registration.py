@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from capyctl.engines.engines_file import DOCUMENT_BYTES_MAX, put_profile, read_e
 from capyctl.engines.families import FAMILIES, family, flag_rows
 from capyctl.engines.llamacpp import installation
 from capyctl.engines.llamacpp.installation import fingerprint, read_version
-from capyctl.engines.register import add_engine, locate, remove_engine
+from capyctl.engines.register import add_custom, add_engine, locate, remove_engine
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Refusal
@@ -513,3 +514,18 @@ def test_a_deployment_is_checked_against_the_profile_it_names(fields: dict[str, 
         check_deployment(document, registered)
     else:
         assert code_of(check_deployment, document, registered) == code
+
+
+def test_a_pipe_among_what_is_read_of_a_home_or_a_manifest_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / ".conda").mkdir()
+    os.mkfifo(tmp_path / ".conda" / "environments.txt")
+    detect({"HOME": str(tmp_path), "PATH": ""})
+    os.mkfifo(tmp_path / "manifest.yaml")
+    with pytest.raises(Refusal, match="named pipe"):
+        add_custom(
+            Path(os.path.realpath(sys.executable)),
+            tmp_path / "manifest.yaml",
+            name="own",
+            engines_file=tmp_path / "engines.yaml",
+            confirm=lambda manifest, pin: None,
+        )
