@@ -94,6 +94,7 @@ class Book:
     looks: dict[Lane, Token] = attrs.field(factory=dict)  # the probe in flight for each of those
     look_again_at: dict[Lane, Millis] = attrs.field(factory=dict)
     vain: dict[Lane, tuple[int, str]] = attrs.field(factory=dict)  # looks in a row that proved nothing, and why
+    silent: dict[Lane, str] = attrs.field(factory=dict)  # engines doubted since they answer nothing, and why
     released_at: dict[Lane, Millis] = attrs.field(factory=dict)  # when a lane's memory last came free
     latest_operation: dict[DeploymentId, OperationId] = attrs.field(factory=dict)
     busy: set[Lane] = attrs.field(factory=set)  # lanes on which something is planned or in progress
@@ -177,6 +178,7 @@ class Book:
             self.looks,
             self.look_again_at,
             self.vain,
+            self.silent,
             self.running_on,
         ):
             memo.pop(lane, None)

@@ -8,7 +8,7 @@ from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import facts, gate, residency
-from capyctl.fsm.instance import in_flight
+from capyctl.fsm.instance import in_flight, wants_proof
 from capyctl.fsm.proofs import Quiet
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import HostId, Lane, Millis, Role
@@ -100,6 +100,16 @@ def _looked(book: Book, lane: Lane, event: e.Outcome) -> None:
                 generation=row.run.generation,
                 role=Role.API,
                 reason=event.reason or "its processes are gone",
+            ),
+        )
+        return
+    if isinstance(event, e.Probed) and lane in book.silent and row.run.generation is not None:
+        # It neither said how much it does nor answered what it was asked: that is no engine any more.
+        lanes.tell(
+            book,
+            lane,
+            facts.EngineExited(
+                now_ms=event.now_ms, generation=row.run.generation, role=Role.API, reason=book.silent[lane]
             ),
         )
         return
@@ -201,6 +211,18 @@ def load(book: Book, event: e.LoadReported) -> None:
                 read_at_ms=event.read_at_ms,
             )
             lanes.tell(book, lane, facts.GateDrained(now_ms=event.now_ms, quiet=quiet))
+
+
+def silent(book: Book, event: e.EngineSilent) -> None:
+    """An engine answers nothing: nobody new is sent there, and it is asked once more before it counts as ended."""
+    lane = event.incarnation.lane
+    row = book.instances.get(lane)
+    if row is None or row.run.generation != event.incarnation.generation or not (row.is_ready or row.draining):
+        return
+    if not wants_proof(row.machine):
+        lanes.tell(book, lane, gate.Doubted(now_ms=event.now_ms))
+    book.silent[lane] = event.reason
+    book.dirty = True
 
 
 def _park_again(row: InstanceRow, now_ms: Millis) -> facts.ParkRequested:

@@ -77,6 +77,7 @@ def _arm(book: Book, lane: Lane) -> None:
         book.doubted.discard(lane)
         book.looks.pop(lane, None)
         book.vain.pop(lane, None)
+        book.silent.pop(lane, None)
 
 
 def ticked(book: Book, lane: Lane) -> None:

@@ -393,8 +393,13 @@ def victim_at(book: Book, victim: switch.Victim) -> Millis:
 def drained(book: Book, lane: Lane) -> None:
     """Nothing that a drain waits for runs on this lane any more."""
     for state in list(active(book)):
-        if state.phase is Phase.DRAINING and any(one.lane == lane and not one.drained for one in state.victims):
+        if state.phase is Phase.DRAINING and any(one.lane == lane and _drains_on(one) for one in state.victims):
             tell(book, state.switch, switch.VictimDrained(now_ms=book.now_ms, lane=lane))
+
+
+def _drains_on(victim: switch.Victim) -> bool:
+    """It is waited for: it has neither drained nor come to its end by itself."""
+    return not victim.drained and victim.released is None
 
 
 def released(book: Book, lane: Lane, how: switch.Released) -> None:

@@ -139,6 +139,8 @@ def _route(book: Book, event: e.Event) -> None:
             requests.told(book, event)
         case e.LoadReported():
             hosts.load(book, event)
+        case e.EngineSilent():
+            hosts.silent(book, event)
         case e.Observed():
             hosts.observed(book, event)
         case e.Outcome():

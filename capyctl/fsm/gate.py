@@ -35,7 +35,7 @@ class Closure(enum.Enum):
     STOP = "stop"  # it is being stopped; never removed for this incarnation
     HOST_SESSION = "host_session"  # its host does not answer
     ENGINE_EXIT = "engine_exit"  # its engine exited; never removed for this incarnation
-    UNPROVEN = "unproven"  # nobody proved its readiness to the present controller session
+    UNPROVEN = "unproven"  # its readiness is not proven to the present controller session, or is in doubt again
     UNSTORED = "unstored"  # the record that it is READY is not durable yet
 
 
@@ -107,6 +107,11 @@ class HostLost(Fact):
 
 
 @attrs.frozen(kw_only=True)
+class Doubted(Fact):
+    """The engine answers nothing any more, for longer than slowness explains."""
+
+
+@attrs.frozen(kw_only=True)
 class Proven(Fact):
     """P-SAME and a fresh P-READY of the running engine."""
 
@@ -114,7 +119,7 @@ class Proven(Fact):
     usable: Usable
 
 
-FROM_OUTSIDE = (ReadyStored, HostLost, Proven)
+FROM_OUTSIDE = (ReadyStored, HostLost, Doubted, Proven)
 """What control tells the gate alone; SessionBegan is told to all; the rest comes from the other machines."""
 
 EVENTS: tuple[type[Fact], ...] = (ReadyProven, LeftReady, ReasonAdded, ReasonRemoved, *FROM_OUTSIDE, SessionBegan)
@@ -183,6 +188,16 @@ def proves_nothing(state: State, event: Proven) -> bool:
     return not _proves(state, event)
 
 
+def has_a_run(state: State, event: Doubted) -> bool:
+    """a run is READY, or leaves"""
+    return state.generation is not None
+
+
+def has_no_run(state: State, event: Doubted) -> bool:
+    """no run is READY"""
+    return not has_a_run(state, event)
+
+
 def is_newer(state: State, event: SessionBegan) -> bool:
     """the session is newer than the known one"""
     return event.session > state.session
@@ -239,6 +254,11 @@ def doubt_host(state: State, event: HostLost) -> State:
     return attrs.evolve(
         _closed(state, event), reasons=state.reasons | {Closure.HOST_SESSION}, doubted_at_ms=event.now_ms
     )
+
+
+def doubt_engine(state: State, event: Doubted) -> State:
+    """in doubt; proofs must be newer than this"""
+    return attrs.evolve(_closed(state, event), reasons=state.reasons | {Closure.UNPROVEN}, doubted_at_ms=event.now_ms)
 
 
 def accept_proof(state: State, event: Proven) -> State:
@@ -334,6 +354,11 @@ GATE: Machine[State] = Machine(
         Row(when=at(OPEN), on=HostLost, to=CLOSED, change=doubt_host, emits=(closed,),
             why="Running streams may finish; nothing new goes to a host that does not answer."),
         Row(when=at(CLOSED), on=HostLost, change=doubt_host, why="One more doubt, and a newer one."),
+        Row(when=at(OPEN), on=Doubted, to=CLOSED, change=doubt_engine, emits=(closed,),
+            why="An engine that answers nothing gets nothing new until it is seen to answer."),
+        Row(when=at(CLOSED), on=Doubted, given=has_a_run, change=doubt_engine,
+            why="One more doubt: whatever else closed it, it opens only on a newer proof."),
+        ignore(at(CLOSED), Doubted, given=has_no_run, why="The next run brings its own proof."),
         Row(when=at(CLOSED), on=Proven, given=proven_and_free, to=OPEN, change=accept_proof, emits=(opened,),
             why="The recorded engine is alive and answers, seen after the doubt arose."),
         Row(when=at(CLOSED), on=Proven, given=proven_but_held, change=accept_proof,

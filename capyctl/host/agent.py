@@ -30,6 +30,7 @@ from capyctl.host.journal import Journal, LaunchRecord, Memory, digest_of
 from capyctl.host.launch import FILES_LIMITER, TRANSIENT, Launcher, SpawnFailed
 from capyctl.host.parking import Parking
 from capyctl.host.ports import PortLeases, taken
+from capyctl.host.silence import effort
 from capyctl.ledger.types import HostPolicy
 from capyctl.session import messages as m
 
@@ -41,6 +42,7 @@ OVERSEE_STARTING_S = 2.0
 OVERSEE_S = 15.0  # between two looks at what a running engine listens on and which shared memory it made
 PEAKS_PER_GROUP = 5  # between two looks at who joined the engine's group: each reads all of /proc
 IDLE_POLL_S = 0.5
+HUNG_GRACE_S = 3.0  # between SIGTERM and SIGKILL of an engine that does nothing any more
 REASON_CHARS = 4_000
 ENDED_UNSEEN = "the engine ended while the host was not running"
 _log = logging.getLogger("capyctl.host.agent")
@@ -459,7 +461,10 @@ class HostAgent:
             engine.ending = True
         self.ingress.close(incarnation)
         processes = record.processes if engine is None else engine.processes
-        gone = await self._custody.end(incarnation, processes, min(self.grace_s, command.limit_ms / 1000))
+        grace_s = min(self.grace_s, command.limit_ms / 1000)
+        if engine is not None and engine.silence.hung:
+            grace_s = min(grace_s, HUNG_GRACE_S)
+        gone = await self._custody.end(incarnation, processes, grace_s)
         if isinstance(gone, str):
             return m.Unresolved(command_id=command.command_id, reason=gone)
         return m.Absent(command_id=command.command_id, proof=gone)
@@ -534,6 +539,8 @@ class HostAgent:
         verdict = "gone" if engine is None or engine.ended.is_set() else "busy"
         with trio.move_on_after(command.limit_ms / 1000):
             while engine is not None and verdict not in ("idle", "gone"):
+                if engine.silence.hung:
+                    return m.IdleVerdict(command_id=command.command_id, verdict="silent")  # it never will be idle
                 try:
                     running, waiting, _, _ = await engine.gauges()
                     verdict = "idle" if running == waiting == 0 else "busy"
@@ -614,6 +621,7 @@ class HostAgent:
     async def _report_load(self, engine: Engine) -> None:
         while True:
             if engine.answers:
+                asked_at_s = trio.current_time()
                 try:
                     running, waiting, kv, asked_at = await engine.gauges()
                     self._say(
@@ -625,11 +633,26 @@ class HostAgent:
                             kv_usage_ppm=kv,
                         )
                     )
+                    engine.silence.answered()
                 except (ConnectionError, TimeoutError, CapyError) as error:
                     # No reading is no report: the server sees the last one age.
                     fields = {"launch": str(engine.incarnation), "why": str(error)}
                     _log.debug("engine.unread", extra={"fields": fields})
+                    if isinstance(error, CapyError):  # an answer, if no reading
+                        engine.silence.answered()
+                    else:
+                        await self._doubt(engine, asked_at_s)
+            else:
+                engine.silence.answered()  # it is not asked
             await trio.sleep(LOAD_EVERY_S)
+
+    async def _doubt(self, engine: Engine, asked_at_s: float) -> None:
+        """A gauge was not answered: say so once that can no longer be slowness, and again while it stays so."""
+        used = await in_thread(lambda: effort(engine.processes))
+        why = engine.silence.missed(asked_at_s, trio.current_time(), used)
+        if why is not None:
+            _log.warning("engine.silent", extra={"fields": {"launch": str(engine.incarnation), "why": why}})
+            self._say(m.EngineSilent(seen_at_ms=now_ms(), incarnation=engine.incarnation, reason=why))
 
     async def _oversee(self, engine: Engine) -> None:
         """Note what shared memory a running engine made, and end one that opens a door of its own to the network."""

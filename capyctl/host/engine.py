@@ -19,6 +19,7 @@ from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity, logs, ports
 from capyctl.host.http import LoopbackClient
 from capyctl.host.journal import LaunchRecord, Memory
+from capyctl.host.silence import Silence
 
 POLL_FIRST_S = 0.05  # a small model on llama.cpp is ready in 0.2 s
 POLL_S = 0.5
@@ -26,6 +27,7 @@ LOAD_EVERY_S = 1.5
 """Between two looks at the gauges. llama.cpp looks for a client that has gone only after 1 s in which it had nothing
 else to answer, so a poll each second would keep an abandoned answer running for ever."""
 
+HUNG_PROBE_S = 10.0  # of one that is doubted because it does nothing
 PROBE_S = 60.0  # of a running engine; at a start the deadline bounds the probe
 
 
@@ -47,6 +49,7 @@ class Engine:
     fault: str | None = None  # why this host ended it by itself
     moving: str | None = None  # the step of its memory that is being performed now
     ended: trio.Event = attrs.field(factory=trio.Event)
+    silence: Silence = attrs.field(factory=Silence)
     watched: set[ProcessIdentity] = attrs.field(factory=set)
     exited: ProcessIdentity | None = None
     status: int | None = None
@@ -89,8 +92,10 @@ class Engine:
                 self._read_at = trio.current_time()
             return running, waiting, kv, asked_at
 
-    async def probe(self, limit_s: float = PROBE_S) -> Usable:
+    async def probe(self, limit_s: float | None = None) -> Usable:
         """P-READY's second half: one bounded inference. Raises: CapyError when it did not answer as it should."""
+        if limit_s is None:
+            limit_s = HUNG_PROBE_S if self.silence.hung else PROBE_S
         try:
             chars = await self.adapter.probe(self.client, self.facts, limit_s)
         except (ConnectionError, TimeoutError) as error:

@@ -430,6 +430,8 @@ class HostLinks:
                     read_at_ms=report.seen_at_ms,
                     now_ms=now_ms,
                 )
+            case m.EngineSilent():
+                return events.EngineSilent(incarnation=report.incarnation, reason=report.reason, now_ms=now_ms)
             case m.Domains():
                 return events.Observed(host=report.host, domains=report.domains, now_ms=now_ms)
             case _:

@@ -39,6 +39,7 @@ EVENTS: Final[Mapping[type[events.Event], str]] = {
     events.WakeFailed: "wake_failed",
     events.EngineExited: "engine_exited",
     events.LoadReported: "load_reported",
+    events.EngineSilent: "engine_silent",
     events.ReadyStored: "ready_stored",
     events.RequestArrived: "request_arrived",
     events.RequestSent: "request_sent",

@@ -82,6 +82,7 @@ REPORTS: Final[Mapping[type, str]] = {
     messages.Spawned: "spawned",
     messages.MemberExit: "member_exit",
     messages.LoadReport: "load_report",
+    messages.EngineSilent: "engine_silent",
     messages.Domains: "domains",
     messages.ProfilesChanged: "profiles_changed",
 }

@@ -338,6 +338,14 @@ class LoadReport(Report):
 
 
 @attrs.frozen(kw_only=True)
+class EngineSilent(Report):
+    """An engine answers no gauge, for longer than slowness explains. Told again while that is so."""
+
+    incarnation: Incarnation
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class Domains(Report):
     host: HostId
     domains: Mapping[Domain, Observation]

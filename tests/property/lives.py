@@ -277,6 +277,7 @@ def gate_facts(run: Run, now: Millis, sessions: tuple[int, ...] = (1,)) -> Itera
     yield g.ReadyStored(now_ms=now, generation=mine)
     yield g.ReadyStored(now_ms=now, generation=Generation(mine - 1))
     yield g.HostLost(now_ms=now)
+    yield g.Doubted(now_ms=now)
     yield g.Proven(now_ms=now, same=same(run, at_ms=now), usable=usable(run, at_ms=now))
     yield g.Proven(now_ms=now, same=same(run, at_ms=now), usable=usable(run, at_ms=Millis(1)))
     for session in sessions:

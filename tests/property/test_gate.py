@@ -35,7 +35,7 @@ def alphabet(state: m.State) -> list[Fact]:
             told += [m.ReadyProven(now_ms=now, generation=generation, probed_at_ms=at) for at in (EARLY, LATE)]
             told += [m.ReadyStored(now_ms=now, generation=generation)]
         told += [kind(now_ms=now, reason=reason) for kind in (m.ReasonAdded, m.ReasonRemoved) for reason in FROM_LIFE]
-        told += [m.LeftReady(now_ms=now), m.HostLost(now_ms=now)]
+        told += [m.LeftReady(now_ms=now), m.HostLost(now_ms=now), m.Doubted(now_ms=now)]
         told += [proven(now), proven(now, at_ms=Millis(1)), proven(now, same=9), proven(now, usable=9)]
         told += [SessionBegan(now_ms=now, session=session) for session in (1, 2)]
     return told
@@ -93,7 +93,7 @@ def test_it_opens_only_by_the_last_reason_and_only_when_proven_to_this_session()
 def test_whatever_speaks_against_it_closes_it_in_the_same_step():
     """30."""
     for step in explore(m.GATE, [closed()], alphabet):
-        against = (m.ReasonAdded, m.LeftReady, m.HostLost)
+        against = (m.ReasonAdded, m.LeftReady, m.HostLost, m.Doubted)
         new_session = isinstance(step.event, SessionBegan) and step.event.session > step.state.session
         if isinstance(step.event, against) or new_session:
             assert step.after.phase is GatePhase.CLOSED
@@ -101,6 +101,9 @@ def test_whatever_speaks_against_it_closes_it_in_the_same_step():
             assert step.after.reasons == step.state.reasons | {step.event.reason}
         if isinstance(step.event, m.HostLost):
             assert step.after.reasons == step.state.reasons | {Closure.HOST_SESSION}
+            assert step.after.doubted_at_ms == step.event.now_ms
+        if isinstance(step.event, m.Doubted) and step.state.generation is not None:
+            assert step.after.reasons == step.state.reasons | {Closure.UNPROVEN}
             assert step.after.doubted_at_ms == step.event.now_ms
         if new_session:
             assert step.after.generation is None or Closure.UNPROVEN in step.after.reasons
@@ -129,6 +132,15 @@ def test_a_passing_probe_does_not_open_a_gate_that_a_switch_holds():
         (m.ReasonAdded(now_ms=Millis(210), reason=Closure.SWITCH), []),
         (proven(Millis(300)), []),
         (m.ReasonRemoved(now_ms=Millis(400), reason=Closure.SWITCH), [x.GateOpened]),
+    ]
+    play(m.GATE, opened(), story, ends=GatePhase.OPEN)
+
+
+def test_an_engine_that_answers_nothing_gets_nothing_new_until_it_is_seen_to_answer():
+    story: list[tuple[Fact, list[Any]]] = [
+        (m.Doubted(now_ms=Millis(200)), [x.GateClosed]),
+        (proven(Millis(300), at_ms=Millis(199)), []),
+        (proven(Millis(400)), [x.GateOpened]),
     ]
     play(m.GATE, opened(), story, ends=GatePhase.OPEN)
 

@@ -661,6 +661,11 @@ class Lane(RuleBasedStateMachine):
     def the_host_is_lost(self) -> None:
         self.feed(g.HostLost(now_ms=self.when()))
 
+    @trouble("silent")
+    @rule()
+    def the_engine_is_doubted(self) -> None:
+        self.feed(g.Doubted(now_ms=self.when()))
+
     @rule()
     def the_host_proves_itself(self) -> None:
         self.now += 1

@@ -42,6 +42,7 @@ UNREACHABLE: tuple[tuple[str, str], ...] = (
     (r"^cleanup: reconciling (ParkRequested|StopRequested \[nobody)", "a switch ends when its victim is unknown"),
     # PARK_PLANNED lasts for a part of one step
     (r"^residency: park_planned (ParkRequested|StopRequested)", "room to park is decided in the step that wants it"),
+    (r"^gate: closed Doubted \[no run", "what answers nothing is doubted while it is READY or drains"),
     # verdicts are given to who wants them, with fresh tokens
     (r": .* (Placed|Held|HoldLifted|ParkAdmitted|ParkNotAdmitted|WakeAdmitted|WakeNotAdmitted|Turn) ignored",
      "the scheduler gives a verdict to who wants it"),

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from simulation import checked
 from world import START_MS, Shell, shell
+from world_hosts import hang
 from world_values import CUSTOM, SGLANG, VLLM, Client, Model, policy
 
 from capyctl.control import events as e
@@ -769,3 +770,52 @@ def test_a_slow_look_holds_others_back_for_five_seconds_and_no_longer() -> None:
     assert switches(here) == []
     here.run(30_000)
     assert (slow.told, other.told) == (None, "ok")
+
+
+# --- an engine that answers nothing any more -----------------------------------------------------------------
+
+
+def test_an_engine_that_hangs_blocks_nobody_longer_than_it_takes_to_be_sure() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.ask("a")
+    here.run(80_000)
+    hang(here, here.engines()[0])
+    patient = here.ask("a")
+    here.run(500)
+    asked, other = here.now, here.ask("b")
+    here.run(90_000, until=lambda: other.told is not None)
+    assert (other.told, patient.told) == ("ok", "engine_unreachable")
+    assert here.now - asked < 60_000
+    assert here.lane(a).run.last_error.reason == "it is mute"
+    again = here.ask("a")
+    here.run(60_000)
+    assert again.told == "ok"
+    assert here.lane(b).run.stopped.for_name == "a"
+
+
+def test_a_doubted_engine_that_answers_what_it_is_asked_serves_on() -> None:
+    here, (a,) = world(BIG)
+    here.ask("a")
+    here.run(20_000)
+    incarnation = here.engines()[0].incarnation
+    here.tell(e.EngineSilent(now_ms=Millis(here.now), incarnation=incarnation, reason="no gauges"))
+    assert not here.lane(a).gate_open
+    client = here.ask("a")
+    here.run(10_000)
+    assert client.told == "ok"
+    assert not here.world.book.silent
+    assert len(here.launches) == 1
+
+
+def test_a_stop_of_an_engine_that_hangs_ends_it_and_stays_a_stop() -> None:
+    here, (a,) = world(BIG)
+    here.ask("a")
+    here.run(80_000)
+    hang(here, here.engines()[0])
+    patient = here.ask("a")
+    here.run(500)
+    here.stop(a)
+    here.run(60_000)
+    assert patient.told == "engine_unreachable"
+    assert here.lane(a).run.stopped.kind.value == "operator"
+    assert not here.lane(a).has_launch

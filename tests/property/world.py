@@ -50,6 +50,7 @@ from capyctl.fsm.types import (
 from capyctl.ledger.types import HostPolicy, Observation
 
 START_MS = 1_000_000
+SILENT_MS = 18_000  # after which a host says that an engine answers nothing
 TICKS_MAX = 5  # a look that changed something may ask for one more at once
 PROBE_LIMIT_MS = 180_000
 HOST_ANSWER_MS = 120_000  # how long after an order's own bound the driver still waits for its host
@@ -459,7 +460,11 @@ class Shell:
         self.tell(e.Observed(now_ms=Millis(self.now), host=host.policy.host, domains=domains))
 
     def _gauge(self, engine: Engine) -> None:
-        """A load reading, where anybody may wait for one."""
+        """A load reading, where anybody may wait for one; or the word that there is none."""
+        if engine.alive and engine.hung_at_ms is not None:
+            if self.now - engine.hung_at_ms >= SILENT_MS and engine.host.online:
+                self.tell(e.EngineSilent(now_ms=Millis(self.now), incarnation=engine.incarnation, reason="it is mute"))
+            return
         if engine.state != "ready" or engine.moving or not engine.model.traits.idle_signal:
             return
         lane = engine.incarnation.lane

@@ -801,6 +801,21 @@ def a_target_that_comes_up_elsewhere_needs_no_switch_any_more() -> None:
         assert v in here.world.book.deployments
 
 
+def a_wake_whose_files_changed_evicts_nobody_and_may_be_asked_for_again() -> None:
+    here, a = begun(DEEP)
+    here.deploy(attrs.evolve(DEEP, name="b"))
+    here.run(4_000)
+    serves_again(here, "b")
+    reaches(here, a, ResidencyPhase.PARKED)
+    here.spoiled.add(a)
+    client = here.ask("a")
+    here.run(10_000)
+    assert client.told == "activation_failed"
+    assert here.lane(a).is_parked
+    here.spoiled.clear()
+    serves_again(here, "a")
+
+
 # --- requests -------------------------------------------------------------------------------------------------
 
 
@@ -1040,6 +1055,7 @@ def a_measurement_that_is_told_again_changes_nothing() -> None:
 
 
 CORNERS: tuple[Callable[[], None], ...] = (
+    a_wake_whose_files_changed_evicts_nobody_and_may_be_asked_for_again,
     old_news_moves_nothing_in_any_phase,
     old_news_moves_nothing_of_what_ends_or_is_unknown,
     a_late_proof_that_nothing_is_left_settles_an_unknown_launch,

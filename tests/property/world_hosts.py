@@ -141,8 +141,16 @@ def loaded(shell: Shell, engine: Engine, order: o.Launch) -> None:
         shell.later(shell.between(0, 50_000), lambda: die(shell, engine))
     elif shell.faults.hits("crash_late"):
         shell.later(shell.between(60_000, 900_000), lambda: die(shell, engine))
+    if engine.model.traits.idle_signal and shell.faults.hits("hangs"):
+        shell.later(shell.between(0, 200_000), lambda: hang(shell, engine))
     if shell.faults.hits("helper_exit"):
         shell.later(shell.between(0, 50_000), lambda: exit_news(shell, engine, Role.HELPER))
+
+
+def hang(shell: Shell, engine: Engine) -> None:
+    """It is there, holds what it held, and does nothing any more."""
+    if engine.state == "ready" and not engine.moving and engine.hung_at_ms is None:
+        engine.hung_at_ms = shell.now
 
 
 def await_idle(shell: Shell, host: Host, order: o.AwaitIdle, ends_at_ms: int) -> None:
@@ -150,6 +158,8 @@ def await_idle(shell: Shell, host: Host, order: o.AwaitIdle, ends_at_ms: int) ->
     verdict = None
     if engine is None or not engine.alive:
         verdict = "gone"
+    elif engine.hung_at_ms is not None:
+        verdict = "silent" if shell.now >= min(ends_at_ms, engine.hung_at_ms + 15_000) else None
     elif shell.faults.hits("idle_silent"):
         verdict = "silent"
     elif not engine.entered and not shell.faults.hits("idle_busy"):
@@ -200,7 +210,8 @@ def probe(shell: Shell, host: Host, order: o.Probe) -> None:
         shell.answer(order, e.Probed, reason="not watched here")
         return
     same, usable, canary, resident = same_engine(shell, engine), None, None, None
-    if engine.state == "ready" and not engine.moving and not order.parked and not engine.woken_wrong:
+    answers = engine.hung_at_ms is None and not engine.woken_wrong
+    if engine.state == "ready" and not engine.moving and not order.parked and answers:
         usable = usable_now(shell, engine)
         if order.canary is not None:
             canary = Canary(incarnation=engine.incarnation, expected=order.canary, actual="42")
@@ -215,6 +226,9 @@ def release(shell: Shell, host: Host, order: o.Release) -> None:
         shell.answer(order, e.OrderLost, reason="the engine is gone")
         return
     assert not engine.work, f"36: released under work: {list(engine.work)}"
+    if engine.hung_at_ms is not None:
+        shell.answer(order, e.OrderLost, after_ms=60_000, reason="the engine does not answer")
+        return
     if shell.faults.hits("park_refused_unsent"):
         unsent = Unsent(incarnation=engine.incarnation, refused_before_sending=True)
         shell.answer(order, e.ParkRefused, code="host_capability_missing", reason="not declared", unsent=unsent)

@@ -113,7 +113,7 @@ def enter(shell: Shell, client: Client, engine: Engine, answer_ms: int) -> None:
         return
     engine.entered.add(client.request)
     takes = answer_ms or shell.between(1, 2 * engine.model.answer_ms)
-    if shell.faults.hits("engine_mute"):
+    if shell.faults.hits("engine_mute") or engine.hung_at_ms is not None:
         return
     if shell.faults.hits("rejects"):
         shell.later(takes // 4, lambda: tells(shell, client, engine, "rejected"))
@@ -134,13 +134,13 @@ def outputs(shell: Shell, client: Client, engine: Engine, takes_ms: int) -> None
 
 
 def first_output(shell: Shell, client: Client, engine: Engine) -> None:
-    if client.stage == "sent" and client.engine is engine and engine.alive:
+    if client.stage == "sent" and client.engine is engine and engine.alive and engine.hung_at_ms is None:
         client.stage = "streaming"
         shell.tell(e.FirstOutput(now_ms=Millis(shell.now), request=client.request))
 
 
 def finish(shell: Shell, client: Client, engine: Engine) -> None:
-    if not engine.alive:
+    if not engine.alive or engine.hung_at_ms is not None:
         return
     done(shell, engine, client.request)
     if client.stage in ("sent", "streaming") and client.engine is engine:
@@ -159,6 +159,8 @@ def done(shell: Shell, engine: Engine, request: RequestId) -> None:
 def tells(shell: Shell, client: Client, engine: Engine, what: str) -> None:
     """The engine answers with an error; whole ones leave no work behind."""
     if client.stage not in ("sent", "streaming") or client.engine is not engine or not engine.alive:
+        return
+    if engine.hung_at_ms is not None:
         return
     if what == "rejected":
         done(shell, engine, client.request)
@@ -187,7 +189,7 @@ def abandon(shell: Shell, client: Client, *, report: bool = True) -> None:
     deaf, late = shell.faults.hits("eof_mute"), shell.faults.hits("eof_late")
 
     def noticed() -> None:
-        if not engine.alive:
+        if not engine.alive or engine.hung_at_ms is not None:
             return
         done(shell, engine, client.request)
         if report and not deaf and engine.model.traits.eof_proves_end:
@@ -214,9 +216,9 @@ def abort(shell: Shell, order: o.Abort) -> None:
 
     def answer() -> None:
         now = Millis(shell.now)
-        if mute or engine is None or not engine.alive:
+        if mute or engine is None or not engine.alive or engine.hung_at_ms is not None:
             shell.tell(e.AbortUnanswered(now_ms=now, request=order.request))
-            if engine is not None and engine.alive and shell.rng.random() < 0.5:
+            if engine is not None and engine.alive and not engine.hung_at_ms and shell.rng.random() < 0.5:
                 shell.later(shell.between(1, 5_000), acknowledge, mortal=True)
             return
         acknowledge()

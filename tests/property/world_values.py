@@ -166,6 +166,7 @@ class Engine:
     unkillable: bool = False
     launch: o.Launch | None = None  # whose answer is still due
     woken_wrong: bool = False
+    hung_at_ms: int | None = None  # since then it does nothing and answers nobody
 
     @property
     def alive(self) -> bool:

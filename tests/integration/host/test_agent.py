@@ -15,7 +15,7 @@ import trio
 
 from capyctl.fsm.proofs import Gone, NeverLaunched
 from capyctl.fsm.types import Bytes, Incarnation, Millis, RequestId, Role
-from capyctl.host import identity, logs, ports
+from capyctl.host import agent, identity, logs, ports, silence
 from capyctl.host.identity import Presence
 from capyctl.host.journal import open_journal
 from capyctl.router.desk import NotAccepted
@@ -438,3 +438,21 @@ async def test_a_checkpoint_is_measured(host: Host, model: Path) -> None:
         missing = await running.agent.handle(m.DigestCheckpoint(command_id="c2", model="none", document={}))
         assert isinstance(missing, m.Refused)
         assert missing.code == "invalid_root"
+
+
+async def test_an_engine_that_is_stopped_is_told_of_and_a_stop_does_not_wait_for_it(host, model, monkeypatch) -> None:
+    monkeypatch.setattr(silence, "HUNG_S", 1.0)
+    monkeypatch.setattr(agent, "LOAD_EVERY_S", 0.2)
+    async with host() as running:
+        engine = await launched(running, model)
+        watched = running.agent._custody.engines[incarnation()]
+        watched.client = attrs.evolve(watched.client, limit_s=0.3)
+        os.kill(engine.processes[0].pid, signal.SIGSTOP)
+        with trio.fail_after(10):
+            news = await running.report(m.EngineSilent)
+            assert isinstance(news, m.EngineSilent)
+            assert news.incarnation == incarnation()
+            assert "stopped by a signal" in news.reason
+            asked = m.AwaitIdle(command_id="idle", incarnation=incarnation(), limit_ms=Millis(30_000))
+            assert (await running.agent.handle(asked)).verdict == "silent"
+            await stopped(running, incarnation())
