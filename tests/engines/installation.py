@@ -177,7 +177,8 @@ def lay_out(
     Args:
       cards: the state file of the simulated cards; None is a machine without cards.
       conda: a conda environment instead of a venv.
-      without: parts that are missing: `dist-info`, `entry` (the program), `torch_memory_saver`, `ninja`, `nccl`.
+      without: parts that are missing: `dist-info`, `entry` (the program), `torch_memory_saver`, `ninja`, `nvcc`,
+        `nccl`, and routes of vLLM by their path.
       knobs: set before anything runs.
     """
     packages = site_packages(prefix)
@@ -250,6 +251,11 @@ def _shims(installation: Installation, package: str) -> None:
 
 def _lay_out_vllm(installation: Installation, without: Sequence[str]) -> None:
     _shims(installation, "vllm")
+    routes = [part for part in without if part.startswith("/")]
+    for module in (installation.packages / "vllm" / "entrypoints" / "serve" / "dev").glob("*/api_router.py"):
+        lines = module.read_text().splitlines(keepends=True)
+        module.write_text("".join(line for line in lines if not any(f'("{route}")' in line for route in routes)))
+    installation.set(absent_routes=routes)
     if "dist-info" not in without:
         _distribution(installation, "vllm", {"vllm": "vllm.entrypoints.cli.main:main"})
     if "entry" not in without:
@@ -270,7 +276,35 @@ def _lay_out_sglang(installation: Installation, without: Sequence[str]) -> None:
     (installation.packages / "nvidia_cutlass_dsl.pth").write_text("nvidia_cutlass_dsl/python_packages\n")
 
 
+def _lay_out_tensorfold(installation: Installation, without: Sequence[str]) -> None:
+    _shims(installation, "tensorfold")
+    if "dist-info" not in without:
+        _distribution(installation, "tensorfold", {"tensorfold": "tensorfold.cli:main"})
+    if "entry" not in without:
+        _script(installation, "tensorfold", "tensorfold.cli")
+    tools = {"ninja": installation.prefix / "bin" / "ninja"}
+    tools["nvcc"] = installation.packages / "nvidia" / "cu13" / "bin" / "nvcc"
+    for name, place in tools.items():
+        if name not in without:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("#!/bin/sh\nexit 1\n")  # it is looked for, and not run
+            place.chmod(0o755)
+    if "nccl" not in without:
+        library = installation.packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+        library.parent.mkdir(parents=True)
+        library.write_bytes(b"\x7fELF")
+        _distribution(installation, "nvidia-nccl-cu13", {}, "2.28.9")
+
+
+def _lay_out_custom(installation: Installation, without: Sequence[str]) -> None:
+    _shims(installation, "other_server")
+    if "entry" not in without:
+        _script(installation, "server", "other_server")
+
+
 LAYOUTS: dict[str, Callable[[Installation, Sequence[str]], None]] = {
     "vllm": _lay_out_vllm,
     "sglang": _lay_out_sglang,
+    "tensorfold": _lay_out_tensorfold,
+    "custom": _lay_out_custom,
 }

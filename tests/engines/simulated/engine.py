@@ -22,7 +22,7 @@ from .faults import Fault, Faults
 from .http import ClientLeft, Reply, Request, Server
 from .journal import Journal
 from .knobs import Knobs
-from .memory import OutOfMemory, visible
+from .memory import CardMemory, HostMemory, OutOfMemory, visible
 from .processes import Child, ChildGone, Plan, spawn
 from .text import Model
 
@@ -64,6 +64,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._answers = 0
         self._memory_lock = threading.Lock()
+        self._own_host, self._own_cards = HostMemory(), CardMemory(self.knobs.card_state)
         self._woken, self._told = os.pipe()
 
     # --- the life -------------------------------------------------------------------------------------------
@@ -216,6 +217,7 @@ class Engine:
         elif how.get("signal"):
             os.kill(os.getpid(), how["signal"])
         else:
+            self._end_children()  # an exit of its own takes its children along; a signal does not
             sys.stderr.flush()
             os._exit(int(how.get("status", 1)))
 
@@ -370,6 +372,8 @@ class Engine:
         """
         workers = [child for child in self.children if child.worker and child.name in self.memory_names()]
         with self._memory_lock:
+            if not workers:
+                self._hold_here(weights + cache)
             for rank, worker in enumerate(workers):
                 share = (weights + cache) // len(workers)
                 host = int(self.knobs.host_bytes + host_copy * self.knobs.host_copy_scale / len(workers))
@@ -380,6 +384,18 @@ class Engine:
                 else:
                     host += int(share * self.knobs.host_scale) + self.leaked
                 worker.ask(host=host, **order)
+
+    def _hold_here(self, wanted: int) -> None:
+        """The front is the only process, and holds everything. Raises: OutOfMemory."""
+        host = int(self.knobs.host_bytes)
+        if self.cards:
+            self._own_cards.hold(self.cards[0], wanted + int(self.knobs.card_context_bytes) + self.leaked)
+        else:
+            host += int(wanted * self.knobs.host_scale) + self.leaked
+        limit = self.knobs.host_limit_bytes
+        self._own_host.resize(host if limit is None else min(host, limit))
+        if limit is not None and host > limit:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def memory_names(self) -> set[str]:
         """Names of the workers that hold weights and cache."""

@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "sleep_s": 0.0,  # park and wake calls take this long
     "wake_s": 0.0,
     "reload_s": 0.0,
+    "build_s": 0.0,  # TensorFold compiles its kernels that long on the first request of an empty directory
     "keep_alive_s": 5.0,  # an idle connection is closed after it; never scaled
     "orphan_s": 60.0,  # children that outlive a killed leader end by themselves after it
     # --- memory ---------------------------------------------------------------------------------------

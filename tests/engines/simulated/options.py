@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 Facts = list[dict[str, Any]]
 
@@ -63,6 +63,20 @@ def _lenient(text: str) -> Any:
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
+def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Nothing and `None` are no value; what cannot be read is refused in other words than argparse's."""
+
+    def read(text: str) -> Any:
+        if text in ("", "None"):
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"Value {text} cannot be converted to {parse}.") from error
+
+    return read
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
@@ -82,13 +96,25 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._flexible = flexible
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_args(model_first(args) if args is not None and self._flexible else args, namespace)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if args is not None and self._flexible:
             args = _dotted([_dashed(word) for word in args])
         return super().parse_known_args(args, namespace)
 
-    def error(self, message: str) -> NoReturn:
-        super().error(message)
+
+def model_first(argv: list[str]) -> list[str]:
+    """`vllm serve --model M …` is `vllm serve M …`, as the real command line has it."""
+    if argv[:1] != ["serve"]:
+        return argv
+    for at, word in enumerate(argv):
+        if word == "--model" and at + 1 < len(argv):
+            return ["serve", argv[at + 1], *argv[1:at], *argv[at + 2 :]]
+        if word.startswith("--model="):
+            return ["serve", word.partition("=")[2], *argv[1:at], *argv[at + 1 :]]
+    return argv
 
 
 def _dashed(word: str) -> str:
@@ -159,11 +185,14 @@ def _add(parser: argparse.ArgumentParser, row: dict[str, Any], names: list[str],
         plain = [name for name in names if not (name.startswith("--no-") and f"--{name[5:]}" in names)]
         parser.add_argument(*plain, dest=row["dest"], action=argparse.BooleanOptionalAction, default=default)
     else:
-        parse = TYPES.get(row.get("type", "str"), _lenient if loose else str)
+        named = row.get("type", "str")
+        parse = TYPES.get(named.removeprefix("optional:"), _lenient if loose else str)
         more: dict[str, Any] = {"action": "append"} if row["kind"] == "append" else {}
         if "nargs" in row:
             more["nargs"] = row["nargs"]
         if "choices" in row:
             more["choices"] = [_lenient(choice) for choice in row["choices"]] if parse is int else row["choices"]
             parse = parse if parse is int else str
+        elif named.startswith("optional:"):
+            parse = _optional(parse)
         parser.add_argument(*names, dest=row["dest"], type=parse, default=default, **more)

@@ -40,7 +40,7 @@ class Vllm(VllmRoutes):
 
     def main(self, argv: list[str]) -> int:
         """`vllm …`."""
-        top = Parser(prog="vllm", description="vLLM CLI", flexible=False)
+        top = Parser(prog="vllm", description="vLLM CLI")
         top.add_argument("-v", "--version", action="version", version=self.version)
         commands = top.add_subparsers(required=False, dest="subparser", parser_class=Parser)
         names = ("chat", "complete", "serve", "launch", "bench", "collect-env")
@@ -50,7 +50,7 @@ class Vllm(VllmRoutes):
                 self.make_parser(commands.add_parser(name, usage="vllm serve [model_tag] [options]"))
             else:
                 commands.add_parser(name)
-        args = top.parse_args(_model_first(argv))
+        args = top.parse_args(argv)
         if args.subparser == "serve":
             return self.serve(args, argv)
         top.print_help()
@@ -285,15 +285,3 @@ class Vllm(VllmRoutes):
                 return True  # it ended already
             return True
         return False
-
-
-def _model_first(argv: list[str]) -> list[str]:
-    """`vllm serve --model M …` is `vllm serve M …`, as the real command line has it."""
-    if argv[:1] != ["serve"]:
-        return argv
-    for at, word in enumerate(argv):
-        if word == "--model" and at + 1 < len(argv):
-            return ["serve", argv[at + 1], *argv[1:at], *argv[at + 2 :]]
-        if word.startswith("--model="):
-            return ["serve", word.partition("=")[2], *argv[1:at], *argv[at + 1 :]]
-    return argv

@@ -115,12 +115,13 @@ class VllmRoutes(Engine):
             ("POST", "/v1/completions"): self._completion,
             ("POST", "/v1/responses"): self._unsupported,
             ("POST", "/v1/messages"): self._unsupported,
-            ("POST", "/v1/embeddings"): self._embeddings,
             ("POST", "/v1/systemone"): self._unsupported,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._tokenize,
             ("POST", "/invocations"): self._chat,
         }
+        if self._embeds:
+            self.routes[("POST", "/v1/embeddings")] = self._embeddings
         if int(self.dev):
             self.log("SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!",
                      level="WARNING")  # fmt: skip
@@ -138,6 +139,10 @@ class VllmRoutes(Engine):
                 ("GET", "/is_paused"): lambda _, reply: reply.send_json(200, {"is_paused": self.scheduler_paused}),
                 ("POST", "/abort_requests"): self._abort_requests,
             }
+
+    @property
+    def _embeds(self) -> bool:
+        return "model" in vars(self) and "Embedding" in self.model.architecture
 
     def dispatch(self, request: Request, reply: Reply) -> None:
         # Middleware is outermost: it sees a request before the engine's own key check.
@@ -262,9 +267,6 @@ class VllmRoutes(Engine):
             self._error(reply, 404, "The model does not support this API", "NotFoundError")
 
     def _embeddings(self, request: Request, reply: Reply) -> None:
-        if "Embedding" not in self.model.architecture:
-            self._error(reply, 404, "The model does not support Embeddings API", "NotFoundError")
-            return
         body = self._body(request, reply)
         if body is None:
             return

@@ -1,4 +1,4 @@
-"""Routers of the development routes; each names its routes as the real one's `router.routes` do."""
+"""Routers of the development routes, decorated as the real ones are."""
 
 
 class Route:
@@ -6,6 +6,19 @@ class Route:
         self.path, self.methods = path, set(methods)
 
 
-class Router:
-    def __init__(self, *routes):
-        self.routes = [Route(path, [method]) for method, path in routes]
+class APIRouter:
+    def __init__(self):
+        self.routes = []
+
+    def post(self, path):
+        return self._route(path, "POST")
+
+    def get(self, path):
+        return self._route(path, "GET")
+
+    def _route(self, path, method):
+        def take(function):
+            self.routes.append(Route(path, [method]))
+            return function
+
+        return take

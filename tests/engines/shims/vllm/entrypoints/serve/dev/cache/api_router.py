@@ -1,5 +1,20 @@
-"""Caches."""
+"""Caches. The simulated engine answers them; these are their shapes."""
 
-from vllm.entrypoints.serve.dev import Router
+from vllm.entrypoints.serve.dev import APIRouter
 
-router = Router(("POST", "/reset_prefix_cache"), ("POST", "/reset_mm_cache"), ("POST", "/reset_encoder_cache"))
+router = APIRouter()
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(raw_request):
+    raise NotImplementedError
+
+
+@router.post("/reset_mm_cache")
+async def reset_mm_cache(raw_request):
+    raise NotImplementedError
+
+
+@router.post("/reset_encoder_cache")
+async def reset_encoder_cache(raw_request):
+    raise NotImplementedError

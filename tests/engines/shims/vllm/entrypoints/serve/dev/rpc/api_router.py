@@ -1,5 +1,10 @@
-"""Calls into the workers."""
+"""Calls into the workers. The simulated engine answers them; these are their shapes."""
 
-from vllm.entrypoints.serve.dev import Router
+from vllm.entrypoints.serve.dev import APIRouter
 
-router = Router(("POST", "/collective_rpc"))
+router = APIRouter()
+
+
+@router.post("/collective_rpc")
+async def collective_rpc(raw_request):
+    raise NotImplementedError

@@ -1,5 +1,20 @@
-"""Park and wake."""
+"""Park and wake. The simulated engine answers them; these are their shapes."""
 
-from vllm.entrypoints.serve.dev import Router
+from vllm.entrypoints.serve.dev import APIRouter
 
-router = Router(("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"))
+router = APIRouter()
+
+
+@router.post("/sleep")
+async def sleep(raw_request):
+    raise NotImplementedError
+
+
+@router.post("/wake_up")
+async def wake_up(raw_request):
+    raise NotImplementedError
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(raw_request):
+    raise NotImplementedError

@@ -1,0 +1,5 @@
+"""Logging."""
+
+
+def configure_logging_from_args(args):
+    return None
