@@ -29,12 +29,13 @@ class Arrival:
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where to dispatch. `deadline_ms` bounds the first output (Unix ms)."""
+    """Where to dispatch. `deadline_ms` bounds the first output (Unix ms); `cache_scope` is deployment and revision."""
 
     incarnation: Incarnation
     host: HostId
     served_name: str
     deadline_ms: Millis
+    cache_scope: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -6,6 +6,8 @@ What the engine behind a deployment serves is relayed with the same machinery; a
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,6 +16,7 @@ import attrs
 
 from capyctl.errors import Refusal
 from capyctl.router.body import quoted
+from capyctl.router.media import foreign_address
 from capyctl.router.scan import NotStrict, Spot, decoded, scan
 
 
@@ -87,13 +90,27 @@ class Question:
     model: str
     model_at: Spot
     stream: bool
-    cache_salt: bool
+    salt: str | None = attrs.field(default=None, repr=False)
+    salt_at: Spot | None = None
 
-    def for_engine(self, served_name: str) -> bytes:
-        """The body under the name that the engine knows; every byte but that value's stays as it came."""
-        if served_name == self.model:
-            return self.text
-        return self.text[: self.model_at.start] + quoted(served_name) + self.text[self.model_at.end :]
+    @property
+    def cache_salt(self) -> bool:
+        return self.salt is not None
+
+    def for_engine(self, served_name: str, cache_scope: str = "") -> bytes:
+        """The body under the name that the engine knows; every byte but that value's stays as it came.
+
+        A salt becomes a digest of it and `cache_scope`, in hexadecimal: two deployments never share a cache by
+        choosing one salt, and vLLM takes no sign that is not a letter or a digit's.
+        """
+        changes = [] if served_name == self.model else [(self.model_at, served_name)]
+        if self.salt is not None and self.salt_at is not None:
+            salted = json.dumps([cache_scope, self.salt]).encode()
+            changes.append((self.salt_at, hashlib.sha256(salted).hexdigest()))
+        text = self.text
+        for spot, value in sorted(changes, key=lambda change: -change[0].start):
+            text = text[: spot.start] + quoted(value) + text[spot.end :]
+        return text
 
 
 LOGPROBS: Final = frozenset({"top_logprobs", "logprobs", "n_probs"})
@@ -112,8 +129,11 @@ def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> 
     """
     try:
         spots = scan(text, patient=patient)
+        foreign = foreign_address(text)
     except NotStrict as error:
         raise Refusal("invalid_request", str(error)) from None
+    if foreign is not None:
+        raise _bad(foreign, f"`{foreign}` must hold its content as a `data:` address; no engine fetches for a client")
     if not DENIED.isdisjoint(spots):
         field = min(DENIED & spots.keys())
         raise _bad(field, f"`{field}` is not taken from clients; leave it out")
@@ -135,7 +155,12 @@ def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> 
         if wanted is LONG or (isinstance(wanted, int | float) and wanted > LOGPROBS_MAX):
             raise _bad(field, f"`{field}` must be at most {LOGPROBS_MAX}")
     return Question(
-        text=text, model=model, model_at=spots["model"], stream=bool(stream), cache_salt=_salted(text, spots)
+        text=text,
+        model=model,
+        model_at=spots["model"],
+        stream=bool(stream),
+        salt=_salt(text, spots),
+        salt_at=spots.get("cache_salt"),
     )
 
 
@@ -159,13 +184,13 @@ def _has_items(text: bytes, spot: Spot | None) -> bool:
 _ITEMS: Final = re.compile(rb"\[[ \t\n\r]*+[^\] \t\n\r]")
 
 
-def _salted(text: bytes, spots: Mapping[str, Spot]) -> bool:
+def _salt(text: bytes, spots: Mapping[str, Spot]) -> str | None:
     if "cache_salt" not in spots:
-        return False
+        return None
     salt = _short(text, spots, "cache_salt", 6 * CACHE_SALT_BYTES_MAX + 2)  # each byte may be written \u00xx
     if not isinstance(salt, str) or not 1 <= len(salt.encode()) <= CACHE_SALT_BYTES_MAX:
         raise _bad("cache_salt", f"`cache_salt` must be a string of 1 to {CACHE_SALT_BYTES_MAX} bytes")
-    return True
+    return salt
 
 
 def _bad(field: str, message: str) -> Refusal:

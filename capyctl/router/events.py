@@ -22,6 +22,7 @@ import attrs
 from capyctl.router.answers import engine_words
 from capyctl.router.body import JsonObject, parse_object, quoted
 from capyctl.router.endpoints import MODEL_PATHS, Dialect, ends_stream, is_output
+from capyctl.router.figures import OBJECTS
 from capyctl.router.scan import NotStrict
 
 PIECE_BYTES_MAX: Final = 4 * 2**20
@@ -30,7 +31,8 @@ PIECE_BYTES_MAX: Final = 4 * 2**20
 # cut a byte early and that LF starts the next, which changes no byte of the whole.
 _EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_FIGURES: Final = (b'"usage"', b'"timings"', b'"metrics"')
+_NAMES: Final = ("usage", *OBJECTS)
+_FIGURES: Final = tuple(f'"{name}"'.encode() for name in _NAMES)
 
 
 @attrs.frozen
@@ -66,7 +68,7 @@ class EventReader:
     piece_bytes_max: int = PIECE_BYTES_MAX
     output_begun: bool = False
     end: End | None = None
-    figures: dict[str, Any] = attrs.field(factory=dict)  # the newest usage, timings and metrics of the engine
+    figures: dict[str, Any] = attrs.field(factory=dict)  # the newest of the engine's own objects
     _held: bytearray = attrs.field(factory=bytearray)
     _needles: tuple[bytes, bytes] = attrs.field(init=False)
 
@@ -167,7 +169,7 @@ class EventReader:
         if values.get("error") or values.get("type") == "error":
             return self._said(chunk.text)
         self.output_begun = self.output_begun or is_output(self.dialect, values)
-        for name in ("usage", "timings", "metrics"):
+        for name in _NAMES:
             if isinstance(values.get(name), dict):
                 self.figures[name] = values[name]
         if renamed:

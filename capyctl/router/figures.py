@@ -7,8 +7,9 @@ never zero. Times are milliseconds, rates tokens per second. (Reference: api 2.1
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeGuard
 
 import attrs
 
@@ -24,24 +25,21 @@ class Clock:
 
 
 def figures(engine: Mapping[str, Any], clock: Clock, *, streamed: bool, decisions: bool = False) -> dict[str, Any]:
-    """The figures of a finished answer. `engine`: its `usage`, `timings` and `metrics` objects, as far as sent."""
-    usage, timings, metrics = (_object(engine, name) for name in ("usage", "timings", "metrics"))
+    """The figures of a finished answer.
+
+    Args:
+      engine: its `usage`, and its own object as far as it sent one (`OBJECTS`).
+    """
     found: dict[str, Any] = {}
 
     def engine_says(name: str, value: Any) -> None:
         if _number(value):
-            found[name] = {"value": value, "source": "engine"}
+            found.setdefault(name, {"value": value, "source": "engine"})
 
-    queue_ms, prefill_ms = metrics.get("queue_time_ms"), metrics.get("time_to_first_token_ms")
-    engine_says("queue_ms", queue_ms)
-    engine_says("prefill_ms", prefill_ms if _number(prefill_ms) else timings.get("prompt_ms"))
-    if _number(queue_ms) and _number(prefill_ms):
-        engine_says("ttft_ms", queue_ms + prefill_ms)
-    between_ms = metrics.get("mean_itl_ms")
-    if _number(between_ms) and between_ms > 0:
-        engine_says("decode_tokens_per_second", round(1000 / between_ms, 3))
-    else:
-        engine_says("decode_tokens_per_second", timings.get("predicted_per_second"))
+    usage = _object(engine, "usage")
+    for member, read in _READERS.items():
+        for name, value in read(_object(engine, member)).items():
+            engine_says(name, value)
     engine_says("cached_tokens", _object(usage, "prompt_tokens_details").get("cached_tokens"))
     if decisions:
         engine_says("input_tokens", usage.get("input_tokens"))
@@ -68,10 +66,55 @@ def comment(found: Mapping[str, Any]) -> bytes:
     return b": x-capyctl-metrics " + json.dumps(found).encode() + b"\n\n"
 
 
+def _vllm(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Milliseconds; the first token is counted from the moment in which the request was scheduled."""
+    queue, first, between = (said.get(name) for name in ("queue_time_ms", "time_to_first_token_ms", "mean_itl_ms"))
+    return {
+        "queue_ms": queue,
+        "prefill_ms": first,
+        "ttft_ms": queue + first if _number(queue) and _number(first) else None,
+        "decode_tokens_per_second": round(1000 / between, 3) if _number(between) and between > 0 else None,
+    }
+
+
+def _llamacpp(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Milliseconds and a rate."""
+    return {
+        "prefill_ms": said.get("prompt_ms"),
+        "decode_tokens_per_second": _known_rate(said.get("predicted_per_second")),
+    }
+
+
+def _tensorfold(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds and a rate; a rate of 0.0 is one that it does not know."""
+    return {
+        "ttft_ms": _milliseconds(said.get("time_to_first_token")),
+        "prefill_ms": _milliseconds(said.get("prefill_seconds")),
+        "decode_tokens_per_second": _known_rate(said.get("tokens_per_second")),
+    }
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "metrics": _vllm,
+    "timings": _llamacpp,
+    "tensorfold": _tensorfold,
+}
+OBJECTS: Final = tuple(_READERS)
+"""The members in which engines give figures of their own, beside `usage`."""
+
+
 def _object(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = container.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _milliseconds(seconds: Any) -> float | None:
+    return round(seconds * 1000, 3) if _number(seconds) else None
+
+
+def _known_rate(rate: Any) -> float | None:
+    return rate if _number(rate) and rate > 0 else None

@@ -239,7 +239,7 @@ class Relay:
             self.share.release()
             left = place.deadline_ms / 1000 - time.time() + WORLD_LATE_SECONDS
             patience.deadline = trio.current_time() + left
-            body = self.question.for_engine(place.served_name)
+            body = self.question.for_engine(place.served_name, place.cache_scope)
             clock = figures.Clock(sent_at=trio.current_time())
             try:
                 exchange = await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket)

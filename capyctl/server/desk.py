@@ -204,6 +204,7 @@ class Desk:
             host=order.host,
             served_name=deployment.spec.routes[0],
             deadline_ms=order.deadline_ms,
+            cache_scope=f"{order.incarnation.lane.deployment}@{deployment.state.revision}",
         )
 
     def _settled(self, order: orders.Settled) -> None:
