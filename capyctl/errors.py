@@ -94,6 +94,7 @@ CODES: dict[str, Code] = _codes(
     ("effective_args_mismatch", 13, 503, False),
     ("engine_config_file", 13, 503, False),
     ("installation_drift", 13, 503, False),
+    ("plugin_closure_failed", 13, 503, False),
     ("not_quiescent", 13, 409, True),
     ("wake_mismatch", 13, 503, True),
     ("unavailable", 13, 503, True),
