@@ -24,7 +24,14 @@ from capyctl.engines.questions import answer, probe_chat, read_metrics
 from capyctl.engines.registered import Registered
 from capyctl.engines.tensorfold.installation import PACKAGE, check_toolchain, own_cuda_dirs
 from capyctl.engines.tensorfold.options import POLICY, RESERVED_ENV
-from capyctl.engines.tensorfold.render import Launch, check_drafts, check_streams, owned_variables, render
+from capyctl.engines.tensorfold.render import (
+    Launch,
+    check_drafts,
+    check_streams,
+    check_thinking,
+    owned_variables,
+    render,
+)
 from capyctl.errors import CapyError, Failure, Refusal
 
 _WAITING = "tensorfold:requests_waiting"
@@ -170,6 +177,7 @@ def check_document(document: Deployment, registered: Registered) -> None:
     args = [*registered.profile.args, *document.engine_config.extra_args]
     check_drafts(args, draft=document.model.draft is not None)
     check_streams(document, registered.profile.args)
+    check_thinking(document)
 
 
 def forget_locks(extensions: Path) -> None:
@@ -185,7 +193,7 @@ def forget_locks(extensions: Path) -> None:
 _REFUSED = re.compile(
     r"(?:unrecognized arguments?:|error: argument|expected .* for|ambiguous option:)\s*(--[A-Za-z0-9][\w-]*)"
 )
-_NO_DRAFTER = re.compile(r"\bdrafter\b")
+_DRAFTER = re.compile(r"\bdrafter\b")
 _LACKS = re.compile(r"\b(no|missing|unknown|unsupported|cannot|not (found|supported|available))\b")
 
 
@@ -196,13 +204,17 @@ def classify(lines: Sequence[str]) -> tuple[str, str] | None:
         if refused is not None:
             return "engine_argument_rejected", f"TensorFold does not accept the argument {refused[1]}"
         low = line.lower()
-        if _NO_DRAFTER.search(low) and _LACKS.search(low):
+        if _DRAFTER.search(low) and _LACKS.search(low):
             return (
                 "launch_failed",
                 "TensorFold has no drafter for this model. Add --no-drafts to engine_config.extra_args",
             )
+        if "no family serves" in low or "is not a model directory" in low:
+            return "checkpoint_unusable", "TensorFold serves no model of this kind"
         if "address already in use" in low:
             return "port_conflict", "the leased port was taken by another program while the engine started"
         if "out of memory" in low or "bad_alloc" in low or "cannot allocate memory" in low:
-            return "insufficient_memory", "the engine could not allocate its memory"
+            card = "cuda" in low or "device" in low
+            code = "insufficient_device_memory" if card else "insufficient_memory"
+            return code, "the engine could not allocate its memory"
     return None

@@ -68,7 +68,7 @@ def render(launch: Launch) -> tuple[str, ...]:
     if block is not None and block.max_tokens is not None:
         words += ["--max-tokens", str(block.max_tokens)]
     if block is not None and block.thinking is not None:
-        words += ["--thinking", block.thinking]
+        words.append(_thinking(block.thinking))
     return (*words, *rest)
 
 
@@ -110,6 +110,23 @@ def check_streams(document: Deployment, fixed_args: Sequence[str]) -> None:
     config = document.engine_config
     if config.max_concurrent_requests is not None and mentions(POLICY, [*fixed_args, *config.extra_args], "--parallel"):
         raise Refusal("invalid_config", "--parallel stands beside engine_config.max_concurrent_requests; keep one")
+
+
+def _thinking(word: str) -> str:
+    """The switch that the field's word means. Raises: Refusal `invalid_config`."""
+    switch = {"on": "--thinking", "off": "--no-thinking"}.get(word)
+    if switch is None:
+        raise Refusal(
+            "invalid_config", f"engine_config.tensorfold.thinking: {word!r} is not allowed; expected on or off"
+        )
+    return switch
+
+
+def check_thinking(document: Deployment) -> None:
+    """As `_thinking`, for a document that is being accepted. Raises: Refusal `invalid_config`."""
+    block = document.engine_config.tensorfold
+    if block is not None and block.thinking is not None:
+        _thinking(block.thinking)
 
 
 def _says_drafts(args: Sequence[str]) -> bool:
