@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 
 from .simulated.knobs import DEFAULTS
+from .simulated.options import older
 
 SOURCE = Path(__file__).with_name("simulated")
 SHIMS = Path(__file__).with_name("shims")
@@ -264,6 +265,8 @@ def _lay_out_vllm(installation: Installation, without: Sequence[str]) -> None:
 
 def _lay_out_sglang(installation: Installation, without: Sequence[str]) -> None:
     _shims(installation, "sglang")
+    if older(installation.version, "0.5.22"):
+        (installation.packages / "sglang" / "srt" / "entrypoints" / "decisions.py").unlink()
     if "dist-info" not in without:
         _distribution(installation, "sglang", {"sglang": "sglang.cli.main:main"})
     if "torch_memory_saver" not in without:

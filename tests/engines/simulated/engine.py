@@ -22,7 +22,7 @@ from .faults import Fault, Faults
 from .http import ClientLeft, Reply, Request, Server
 from .journal import Journal
 from .knobs import Knobs
-from .memory import CardMemory, HostMemory, OutOfMemory, visible
+from .memory import CardMemory, HostMemory, OutOfMemory, own_memory, visible
 from .processes import Child, ChildGone, Plan, spawn
 from .text import Model
 
@@ -55,6 +55,8 @@ class Engine:
         self.routes: dict[tuple[str, str], Route] = {}
         self.children: list[Child] = []
         self.cards = visible(self.knobs.card_state, dict(os.environ))
+        # What lies on a GPU without memory of its own lies in RAM, as it does on a machine without one.
+        self.in_ram = not self.cards or not own_memory(self.knobs.card_state, self.cards[0])
         self.stopping = False
         self.stop_at: float | None = None
         self.ready_at: float | None = None
@@ -210,8 +212,8 @@ class Engine:
         if how.get("text"):
             print(how["text"], file=sys.stderr, flush=True)
         self.journal.write("dies", how=how)
-        if how.get("who", "api") == "worker":
-            worker = next(child for child in self.children if child.worker)
+        worker = next((child for child in self.children if child.worker), None)
+        if how.get("who", "api") == "worker" and worker is not None:
             order = {"signal": how["signal"]} if how.get("signal") else {"exit": int(how.get("status", 1))}
             worker.tell(**order)
         elif how.get("signal"):
@@ -381,7 +383,7 @@ class Engine:
                 if self.cards:
                     card = self.cards[rank % len(self.cards)]
                     order["cards"] = {str(card): share + int(self.knobs.card_context_bytes) + self.leaked}
-                else:
+                if self.in_ram:
                     host += int(share * self.knobs.host_scale) + self.leaked
                 worker.ask(host=host, **order)
 
@@ -390,7 +392,7 @@ class Engine:
         host = int(self.knobs.host_bytes)
         if self.cards:
             self._own_cards.hold(self.cards[0], wanted + int(self.knobs.card_context_bytes) + self.leaked)
-        else:
+        if self.in_ram:
             host += int(wanted * self.knobs.host_scale) + self.leaked
         limit = self.knobs.host_limit_bytes
         self._own_host.resize(host if limit is None else min(host, limit))

@@ -81,6 +81,11 @@ def cards(state: str) -> list[tuple[int, str, int]]:
     return [(int(row[1]), row[2], int(row[4])) for row in rows]
 
 
+def own_memory(state: str, index: int) -> bool:
+    """Whether a card has memory of its own."""
+    return any(number == index and total for number, _, total in cards(state))
+
+
 def visible(state: str | None, environ: dict[str, str]) -> list[int]:
     """The cards that `CUDA_VISIBLE_DEVICES` lets this process see, by index or UUID, in its order."""
     if state is None:

@@ -164,8 +164,8 @@ def add_options(
       loose: whether values of types that the facts do not spell out are read as numbers where they look so.
     """
     for row in rows:
-        names = [name for name in row["names"] if name not in without]
-        if row["names"] and not names:
+        names = row["names"]
+        if any(name in without for name in names):
             continue
         if any(name in (since or {}) and older(version, (since or {})[name]) for name in names):
             continue

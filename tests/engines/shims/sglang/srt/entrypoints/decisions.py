@@ -1,0 +1,3 @@
+"""The route of decisions."""
+
+ROUTE = "/v1/systemone"
