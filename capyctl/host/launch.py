@@ -84,8 +84,19 @@ class Launcher:
         facts = attrs.evolve(
             self.facts(command, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32)),
             available={str(name): int(sample.available_bytes) for name, sample in seen.items()},
+            alone=await self._alone(command),
         )
         return Prepared(adapter=adapter, facts=facts, rendered=adapter.render(facts))
+
+    async def _alone(self, command: Launch) -> bool:
+        """Whether every other launch of this family is proven gone: what they shared is nobody's then.
+
+        A launch whose profile is not registered any more may be of any family.
+        """
+        families = {profile.name: profile.engine for profile in self.registry.profiles()}
+        mine = families.get(command.profile)
+        others = [record for record in await self.journal.launches() if record.incarnation != command.incarnation]
+        return all(families.get(record.command.profile, mine) != mine for record in others)
 
     async def verify(self, command: Launch | VerifyStart) -> Adapter:
         """What a launch needs of the installation and of the files; looked at again before anybody gives way for it.
