@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from capyctl.engines.installations import Measurement
-from capyctl.engines.options import OptionClass, OptionRule
+from capyctl.engines.options import OptionClass
 from capyctl.engines.python.capabilities import Capabilities, probe
 from capyctl.engines.python.helpers import write_helpers
 from capyctl.engines.python.installation import (
@@ -39,22 +38,15 @@ def install_helpers(state_dir: Path) -> Path:
 
     Raises: Refusal `unsafe_file`.
     """
-    content = json.dumps(owned_destinations(), indent=1).encode()
+    content = json.dumps(owned_options(), indent=1).encode()
     return write_helpers(state_dir, SOURCES, {_RESERVED_FILE: content})
 
 
-def owned_destinations() -> dict[str, list[str]]:
-    """The parser's destinations that CapyCTL owns: those of every build, and those that some builds lack."""
-    typed = [rule for rule in POLICY.rules if rule.kind is OptionClass.TYPED]
-    always = [name for rule in UNCONDITIONAL for name in _destinations(rule)]
-    return {"always": always, "if_present": [name for rule in (*IF_PRESENT, *typed) for name in _destinations(rule)]}
-
-
-def _destinations(rule: OptionRule) -> Iterator[str]:
-    """argparse's: the first long name. An alias has the same destination; `--help` has none."""
-    name = rule.names[0]
-    if name not in ("--help", "--version"):
-        yield name[2:].replace("-", "_")
+def owned_options() -> dict[str, list[str]]:
+    """The options that CapyCTL owns, by one spelling each: those of every build, and those that some builds lack."""
+    typed = [rule.names[0] for rule in POLICY.rules if rule.kind is OptionClass.TYPED]
+    if_present = [rule.names[0] for rule in IF_PRESENT if rule.names[0] not in ("--help", "--version")]
+    return {"always": [rule.names[0] for rule in UNCONDITIONAL], "if_present": [*if_present, *typed]}
 
 
 def measure(executable: Path) -> Measurement:

@@ -155,7 +155,7 @@ def test_a_build_without_the_memory_saver_is_registered_and_cannot_park(tmp_path
 
 def test_a_build_that_no_launch_could_be_checked_on_is_refused(tmp_path: Path) -> None:
     lacking = lay_out("sglang", "0.5.22", tmp_path / "env", unknown_options=["--admin-api-key"])
-    with pytest.raises(Refusal, match="admin_api_key") as caught:
+    with pytest.raises(Refusal, match="--admin-api-key") as caught:
         add_engine(lacking.prefix, engines_file=tmp_path / "engines.yaml")
     assert caught.value.code == "capability_missing:core"
 

@@ -39,7 +39,6 @@ REVALIDATED = (
 )
 """What must still be as it was rendered after SGLang resolved its settings."""
 FILE_BYTES_MAX = 8 << 20
-_ABSENT = object()
 
 
 def refuse(code: str, message: str) -> NoReturn:
@@ -71,7 +70,7 @@ def open_packages() -> str:
 
 
 def owned() -> dict[str, list[str]]:
-    """The destinations that CapyCTL owns: `always` there, and `if_present`."""
+    """The options that CapyCTL owns, by one spelling each: `always` there, and `if_present`."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), RESERVED_FILE), encoding="utf-8") as stream:
         found: dict[str, list[str]] = json.load(stream)
     return found
@@ -92,26 +91,26 @@ def check_plugins() -> None:
 # --- capabilities ----------------------------------------------------------------------------------
 
 
-def load() -> tuple[Any, frozenset[str]]:
-    """The installed parser of the server, and the destinations that it defines."""
+def load() -> tuple[Any, dict[str, str]]:
+    """The installed parser of the server, and where each of its options puts its value."""
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     parser = argparse.ArgumentParser(prog="sglang serve")
     arguments.add_cli_args(parser)
-    return parser, frozenset(action.dest for action in parser._actions)
+    return parser, {name: action.dest for name, action in parser._option_string_actions.items()}
 
 
-def lacks_core(defined: frozenset[str], always: list[str]) -> str:
+def lacks_core(defined: dict[str, str], always: list[str]) -> str:
     """What every launch needs and this parser does not define, or nothing."""
-    missing = sorted(set(always) - defined)
+    missing = [name for name in always if name not in defined]
     if missing:
-        return f"this build has no option for {', '.join(missing)}"
+        return f"this build has no option {', '.join(missing)}"
     return "" if "launch_server" in names_in("srt/entrypoints/http_server.py") else "this build has no HTTP server"
 
 
-def lacks_deep_park(defined: frozenset[str]) -> str:
+def lacks_deep_park(defined: dict[str, str]) -> str:
     """What a park needs and this build lacks, or nothing."""
-    if "enable_memory_saver" not in defined:
-        return "this build has no option for enable_memory_saver"
+    if "--enable-memory-saver" not in defined:
+        return "this build has no option --enable-memory-saver"
     if importlib.util.find_spec("torch_memory_saver") is None:
         return "the package torch_memory_saver is not installed"
     if not {"TorchMemorySaverAdapter"} <= names_in("srt/utils/torch_memory_saver_adapter.py"):
@@ -197,7 +196,7 @@ def probe() -> None:
 # --- the memory saver ------------------------------------------------------------------------------
 
 
-def enrol(arguments: Any, defined: frozenset[str]) -> None:
+def enrol(arguments: Any, defined: dict[str, str]) -> None:
     """Make sure that the engine's memory is under the saver; else say why not, and end.
 
     An engine that was to park and cannot would keep its memory after it answered that it released it.
@@ -239,7 +238,7 @@ def check_library() -> None:
 # --- serving ---------------------------------------------------------------------------------------
 
 
-def compare(parser: Any, defined: frozenset[str], rendered: list[str], whole: list[str]) -> Any:
+def compare(parser: Any, defined: dict[str, str], rendered: list[str], whole: list[str]) -> Any:
     """Both readings of the command line; returns the whole one. Ends the process when something owned differs."""
     names = owned()
     lacks = lacks_core(defined, names["always"])
@@ -249,10 +248,9 @@ def compare(parser: Any, defined: frozenset[str], rendered: list[str], whole: li
     parsed = parser.parse_args(whole)
     theirs = vars(parsed)
     for name in (*names["always"], *names["if_present"]):
-        mine, other = ours.get(name, _ABSENT), theirs.get(name, _ABSENT)
-        if mine is other or (mine is not _ABSENT and other is not _ABSENT and mine == other):
-            continue
-        refuse("effective_args_mismatch", f"the arguments change {name}, which CapyCTL owns")
+        place = defined.get(name, "")
+        if place and ours.get(place) != theirs.get(place):
+            refuse("effective_args_mismatch", f"the arguments change {name}, which CapyCTL owns")
     return parsed
 
 
