@@ -38,6 +38,8 @@ def arrived(book: Book, event: e.RequestArrived) -> None:
     limit = book.settings.request_deadline_ms
     if row is not None and row.spec.request_deadline_ms is not None:
         limit = min(limit, row.spec.request_deadline_ms)
+    elif row is not None:
+        limit = max(limit, row.spec.traits.least_deadline_ms)
     book.requests[event.request] = request.State(
         request=event.request,
         stream=event.stream,

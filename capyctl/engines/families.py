@@ -42,6 +42,7 @@ from capyctl.engines.vllm.adapter import VllmAdapter
 from capyctl.engines.vllm.render import check_document as check_vllm
 from capyctl.engines.vllm.render import check_served_name as check_vllm_name
 from capyctl.errors import Refusal
+from capyctl.fsm.types import Millis
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +66,6 @@ class Family:
     restart_only: Callable[[Deployment, Registered], str | None] = lambda document, registered: None
     """Why a deployment on a family that parks cannot, by its own options; None where it can."""
     aborts: Callable[[str], bool] = lambda version: True  # whether a build has the family's abort by id
-    least_deadline_ms: int = 0  # of a deployment that states none: a first start builds kernels
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
     toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
@@ -100,7 +100,10 @@ LLAMACPP = Family(
 TENSORFOLD = Family(
     name="tensorfold",
     title="TensorFold",
-    traits=Traits(family="tensorfold", parks=False, idle_signal=True, abort_by_id=False),
+    # Its first request waits for kernels that are being built.
+    traits=Traits(
+        family="tensorfold", parks=False, idle_signal=True, abort_by_id=False, least_deadline_ms=Millis(1_800_000)
+    ),
     options=tensorfold_options.POLICY,
     reserved_env=tensorfold_options.RESERVED_ENV,
     binaries=(),
@@ -112,7 +115,6 @@ TENSORFOLD = Family(
         registered=registered, models_root=models_root, telemetry=telemetry
     ),
     check_document=check_tensorfold,
-    least_deadline_ms=1_800_000,
     toolkit=True,
     toolchain=tensorfold.check_toolchain,
 )
