@@ -9,6 +9,7 @@ Nothing here is imported by the engines themselves; `simulated/` is copied into 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import py_compile
@@ -112,6 +113,11 @@ class Installation:
         """Shared-memory files that engines of this installation made and that are still there."""
         return [path for line in self.journal("segment") if (path := Path(line["path"])).exists()]
 
+    def sweep(self) -> None:
+        """Remove the shared memory that engines of this installation left. Done at the end of the test process too."""
+        for path in self.segments():
+            path.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Forget the journal."""
         (self.prefix / "journal.jsonl").unlink(missing_ok=True)
@@ -202,6 +208,7 @@ def lay_out(
     if CARD.exists():
         shutil.copy2(CARD, packages / PACKAGE / "card.py")
     installation = Installation(family, version, prefix)
+    atexit.register(installation.sweep)  # engines that tests kill leave it, as the real ones do
     LAYOUTS[family](installation, without)
     installation.set(**(knobs | ({"card_state": str(cards)} if cards is not None else {})))
     return installation

@@ -117,6 +117,7 @@ def running(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         engine.wait_empty()
+        installation.sweep()
 
 
 def wait_listening(engine: Running) -> None:

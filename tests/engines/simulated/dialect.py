@@ -45,6 +45,8 @@ class Dialect:
     left_whole_s = 0.05
     scaled = False
     usage_always = False  # on the finish chunk, without being asked
+    cut_on_last_token = False  # whether the chunk of an answer's last token says that it was cut
+    last_delta: Json = {}  # of a finish chunk that carries no token
 
     def chunk_choice(self, choice: Json, *, final: bool) -> Json:
         return choice
@@ -52,12 +54,16 @@ class Dialect:
     def chunk(self, chunk: Json, *, first: bool) -> Json:
         return chunk
 
-    def usage(self, job: Job) -> Json:
+    def usage(self, job: Job, *, streamed: bool = False) -> Json:
         return {
             "prompt_tokens": job.prompt_tokens,
             "completion_tokens": job.produced,
             "total_tokens": job.prompt_tokens + job.produced,
         }
+
+    def whole(self, body: Json, *, chat: bool) -> Json:
+        """A whole answer, before usage and figures."""
+        return body
 
     def figures(self, job: Job) -> Json:
         """Top-level objects of an answer, or of its usage chunk."""
@@ -168,8 +174,8 @@ class Generator:
                 writer.aborted()
         self.on_answer()
 
-    def _tokens(self, asked: Asked, job: Job, reply: Reply) -> Iterator[tuple[int, str, int, str]]:
-        """(choice, kind, token id, text), paced; kinds are reasoning, content, call, arguments."""
+    def _tokens(self, asked: Asked, job: Job, reply: Reply) -> Iterator[tuple[int, str, int, str, bool]]:
+        """(choice, kind, token id, text, last one), paced; kinds are reasoning, content, call, arguments."""
         self._wait(job, reply, self.knobs.prefill_s)
         plans = [self._plan(asked, variant) for variant in range(asked.choices)]
         for at in range(max(map(len, plans))):
@@ -180,7 +186,7 @@ class Generator:
                     self.scheduler.on_change()
                     kind, number, text = plan[at]
                     job.reasoned += kind == "reasoning"
-                    yield choice, kind, number, text
+                    yield choice, kind, number, text, at == len(plan) - 1
 
     def _wait(self, job: Job, reply: Reply, seconds: float) -> None:
         ends = time.monotonic() + seconds
@@ -270,7 +276,7 @@ class _Writer:
 
 
 class _Whole(_Writer):
-    def token(self, choice: int, kind: str, number: int, text: str) -> None:
+    def token(self, choice: int, kind: str, number: int, text: str, last: bool) -> None:
         self.note(choice, kind, number, text)
 
     def aborted(self) -> None:
@@ -305,6 +311,7 @@ class _Whole(_Writer):
             choices.append(self.dialect.chunk_choice(choice, final=True))
         kind = "chat.completion" if asked.chat else "text_completion"
         body = {"id": job.rid, "object": kind, "created": self.created, "model": self.name, "choices": choices}
+        body = self.dialect.whole(body, chat=asked.chat)
         body |= {"usage": self.dialect.usage(job)} | self.dialect.figures(job) | self.dialect.finish_figures(job)
         self.reply.send(200, json.dumps(body, ensure_ascii=False).encode())
 
@@ -314,6 +321,7 @@ class _Stream(_Writer):
         super().__init__(generator, reply, asked, job, name)
         reply.bytes_per_write = int(self.stream.get("bytes_per_write", 0))
         self.begun = False
+        self.finished = 0  # choices whose finish reason was said with their last token
 
     def _begin(self) -> None:
         if self.begun:
@@ -324,7 +332,7 @@ class _Stream(_Writer):
             for index in range(self.asked.choices):
                 self._event(index, dict(self.dialect.first_delta), first=True)
 
-    def token(self, choice: int, kind: str, number: int, text: str) -> None:
+    def token(self, choice: int, kind: str, number: int, text: str, last: bool) -> None:
         self._begin()
         self.note(choice, kind, number, text)
         if kind == "content":
@@ -345,7 +353,14 @@ class _Stream(_Writer):
         if self.asked.body.get("logprobs"):
             both = self.logprob(number, text), self.text_logprobs(number, text)
             logprobs = {"content": [both[0]]} if self.asked.chat else both[1]
-        self._event(choice, delta, logprobs=logprobs, ids=[number] if self.asked.return_ids else None)
+        reason = None
+        if last and self.dialect.cut_on_last_token:
+            cut = self.generator.finish_reason(self.asked, kind, self.job)
+            reason = cut if cut == "length" else None
+            self.finished += reason is not None
+        final = self.finished == self.asked.choices
+        ids = [number] if self.asked.return_ids else None
+        self._event(choice, delta, reason=reason, final=final, logprobs=logprobs, ids=ids)
         self._broken(self.job.produced)
 
     def _broken(self, produced: int) -> None:
@@ -371,12 +386,12 @@ class _Stream(_Writer):
 
     def _end(self, reason: str) -> None:
         job, where = self.job, self.stream.get("usage")
-        for index in range(self.asked.choices):
+        for index in range(self.asked.choices if not self.finished else 0):
             last = index == self.asked.choices - 1
-            self._event(index, {}, reason=reason, final=last)
+            self._event(index, dict(self.dialect.last_delta), reason=reason, final=last)
         if (self.asked.include_usage or self.generator.force_usage) and where is None:
             chunk = self._chunk([])
-            self._write(chunk | {"usage": self.dialect.usage(job)} | self.dialect.figures(job))
+            self._write(chunk | {"usage": self.dialect.usage(job, streamed=True)} | self.dialect.figures(job))
         if self.stream.get("done", True):
             self._raw("[DONE]", blank=self.stream.get("last_blank", True))
         self.reply.end()
@@ -407,7 +422,7 @@ class _Stream(_Writer):
             or (final and where == "finish" and asked)
             or (final and self.dialect.usage_always and not asked)
         ):
-            chunk["usage"] = self.dialect.usage(self.job)
+            chunk["usage"] = self.dialect.usage(self.job, streamed=True)
         self._write(chunk)
 
     def _write(self, chunk: Json) -> None:

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -105,7 +106,8 @@ class Reply:
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
-        lines = [f"HTTP/1.1 {status} {PHRASES.get(status, 'Unknown')}", f"server: {self._server_name}"]
+        now = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        lines = [f"HTTP/1.1 {status} {PHRASES.get(status, 'Unknown')}", f"date: {now}", f"server: {self._server_name}"]
         if not self.keep:
             headers["connection"] = "close"
         lines += [f"{name}: {value}" for name, value in (headers | self.extra_headers).items()]

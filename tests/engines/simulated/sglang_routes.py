@@ -53,7 +53,7 @@ class SglangDialect(Dialect):
     def chunk(self, chunk: Json, *, first: bool) -> Json:
         return chunk | {"usage": None}
 
-    def usage(self, job: Job) -> Json:
+    def usage(self, job: Job, *, streamed: bool = False) -> Json:
         usage = super().usage(job)
         report = self._engine.args.enable_cache_report
         usage["prompt_tokens_details"] = {"cached_tokens": job.cached_tokens} if report else None

@@ -33,7 +33,7 @@ class TensorfoldDialect(Dialect):
     def chunk_choice(self, choice: Json, *, final: bool) -> Json:
         return {name: value for name, value in choice.items() if name != "logprobs"}
 
-    def usage(self, job: Job) -> Json:
+    def usage(self, job: Job, *, streamed: bool = False) -> Json:
         usage = super().usage(job)
         usage["prompt_tokens_details"] = {"cached_tokens": job.cached_tokens}
         usage["completion_tokens_details"] = {"reasoning_tokens": job.reasoned}

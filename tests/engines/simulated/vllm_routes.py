@@ -34,41 +34,57 @@ class VllmDialect(Dialect):
     def __init__(self, engine: VllmRoutes) -> None:
         self._engine = engine
 
+    cut_on_last_token = True
+    last_delta = {"content": ""}
+
     def chunk_choice(self, choice: Json, *, final: bool) -> Json:
-        choice.setdefault("token_ids", None)
-        return choice | ({"stop_reason": None} if final else {})
+        first = "role" in choice.get("delta", {})
+        more: Json = {"stop_reason": None} if final or "text" in choice else {}
+        more |= {} if first else {"token_ids": choice.get("token_ids")}
+        if "message" in choice:
+            blank = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+            choice["message"] = blank | choice["message"]
+            more["routed_experts"] = None
+        return choice | more
 
     def chunk(self, chunk: Json, *, first: bool) -> Json:
-        return chunk | ({"prompt_token_ids": None} if first else {})
+        return chunk | ({"prompt_token_ids": None, "prompt_text": None} if first else {})
 
-    def usage(self, job: Job) -> Json:
+    def whole(self, body: Json, *, chat: bool) -> Json:
+        names = ["service_tier", "kv_transfer_params", "ec_transfer_params"]
+        names += ["prompt_logprobs", "prompt_token_ids", "prompt_text"] if chat else []
+        return body | dict.fromkeys(names)
+
+    def usage(self, job: Job, *, streamed: bool = False) -> Json:
         usage = super().usage(job)
         engine = self._engine
         if engine.args.enable_prompt_tokens_details or older(engine.version, "0.31.0"):
-            details = {"cached_tokens": job.cached_tokens}
+            details: Json = {"cached_tokens": job.cached_tokens}
             if not older(engine.version, "0.31.0"):
-                details |= {"created_cache_tokens": 0, "multimodal_tokens": 0}
+                details |= {"created_cache_tokens": 0} | ({} if streamed else {"multimodal_tokens": None})
             usage["prompt_tokens_details"] = details
-        else:
+        elif not streamed:
             usage["prompt_tokens_details"] = None
         if engine.generator.reasoning_parser is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": job.reasoned}
+        elif not streamed:
+            usage["completion_tokens_details"] = None
         return usage
 
     def figures(self, job: Job) -> Json:
+        fingerprint = {"system_fingerprint": f"vllm-{self._engine.version}-{self._engine.model.seed.hex()[:8]}"}
         if not self._engine.args.enable_per_request_metrics:
-            return {}
+            return fingerprint
         between, first = job.between_tokens_s, job.ttft_s
         decoding = None if job.first_at is None or job.last_at is None else job.last_at - job.first_at
-        return {
-            "metrics": {
-                "time_to_first_token_ms": None if first is None else first * 1000,
-                "generation_time_ms": None if decoding is None else decoding * 1000,
-                "queue_time_ms": job.queue_s * 1000,
-                "mean_itl_ms": None if between is None else between * 1000,
-                "tokens_per_second": None if not decoding else (job.produced - 1) / decoding,
-            }
+        figures = {
+            "time_to_first_token_ms": None if first is None else first * 1000,
+            "generation_time_ms": None if decoding is None else decoding * 1000,
+            "queue_time_ms": job.queue_s * 1000,
+            "mean_itl_ms": None if between is None else between * 1000,
+            "tokens_per_second": None if not decoding or first is None else job.produced / (decoding + first),
         }
+        return fingerprint | {"metrics": figures}
 
 
 class VllmRoutes(Engine):
@@ -164,13 +180,14 @@ class VllmRoutes(Engine):
         if status == 401:
             reply.send_json(401, {"error": "Unauthorized"})
             return
-        message, kind = {404: ("Not Found", "NotFoundError"), 405: ("Method Not Allowed", "MethodNotAllowedError")}[
-            status
-        ]
-        self._error(reply, status, message, kind)
+        reply.send_json(status, {"detail": {404: "Not Found", 405: "Method Not Allowed"}[status]})
 
     def _error(self, reply: Reply, status: int, message: str, kind: str = "BadRequestError", param: Any = None) -> None:
         reply.send_json(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+    def _invalid(self, reply: Reply, message: str, where: str | None = None) -> None:
+        """What the request's validation refuses."""
+        self._error(reply, 400, f"1 validation error:\n  {message}", "Bad Request", where)
 
     def _health(self, request: Request, reply: Reply) -> None:
         reply.send(503 if self.state.dead and not self.knobs.front_stays else 200)
@@ -191,17 +208,16 @@ class VllmRoutes(Engine):
 
     def _body(self, request: Request, reply: Reply) -> Json | None:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            self._error(
-                reply, 415, "Unsupported Media Type: Only 'application/json' is allowed", "UnsupportedMediaType"
-            )
+            self._invalid(reply, "Unsupported Media Type: Only 'application/json' is allowed")
             return None
         try:
             body = request.json()
         except ValueError as error:
-            self._error(reply, 400, f"[{{'type': 'json_invalid', 'loc': ('body', 0), 'msg': '{error}'}}]")
+            where = f"body.{getattr(error, 'pos', 0)}"
+            self._invalid(reply, f"{{'type': 'json_invalid', 'loc': '{where}', 'msg': 'JSON decode error'}}", where)
             return None
         if not isinstance(body, dict):
-            self._error(reply, 400, "[{'type': 'model_attributes_type', 'loc': ('body',)}]")
+            self._invalid(reply, "{'type': 'model_attributes_type', 'loc': 'body'}", "body")
             return None
         return body
 
@@ -216,8 +232,12 @@ class VllmRoutes(Engine):
             return None
         salt = body.get("cache_salt")
         if salt is not None and (len(salt) > 128 or any(char in salt for char in "@/\\\0")):
-            self._error(reply, 400, "Parameter 'cache_salt' is too long or holds a forbidden character.")
-            return None
+            raise Refused(
+                400,
+                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL. "
+                "(parameter=cache_salt)",
+                param="cache_salt",
+            )
         asked = Asked(body, chat=chat)
         if asked.tool_choice == "auto" and asked.tools and self.generator.tool_parser is None:
             raise Refused(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
@@ -228,13 +248,28 @@ class VllmRoutes(Engine):
         return asked, str(name)
 
     def _check_length(self, prompt: int, wanted: int | None) -> None:
-        if prompt + (wanted or 1) > self.context:
+        limit = f"This model's maximum context length is {self.context} tokens. However, "
+        if wanted is not None and wanted > self.context:
             raise Refused(
                 400,
-                f"This model's maximum context length is {self.context} tokens. However, you requested {wanted or 0} "
-                f"output tokens and your prompt contains {prompt} input tokens, for a total of "
-                f"{prompt + (wanted or 0)} tokens. Please reduce the length of the input "
-                "prompt or the number of requested output tokens.",
+                f"max_tokens={wanted} cannot be greater than max_model_len={self.context}. Please request fewer output "
+                f"tokens. (parameter=max_tokens, value={wanted})",
+                param="max_tokens",
+            )
+        if prompt > self.context - 1:
+            raise Refused(
+                400,
+                f"{limit}your prompt contains at least {self.context + 1} input tokens, which exceeds this limit even "
+                "without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, "
+                f"value={self.context + 1})",
+                param="input_tokens",
+            )
+        if wanted is not None and prompt + wanted > self.context:
+            raise Refused(
+                400,
+                f"{limit}you requested {wanted} output tokens and your prompt contains {prompt} input tokens, for a "
+                f"total of {prompt + wanted} tokens. Please reduce the length of the input prompt or the number of "
+                "requested output tokens.",
                 param="input_tokens",
             )
 
@@ -249,7 +284,7 @@ class VllmRoutes(Engine):
             asked = self._asked(request, reply, chat=chat)
             if asked is None:
                 return
-            rid = prefix + (request.headers.get("x-request-id") or secrets.token_hex(16))
+            rid = prefix + (request.headers.get("x-request-id") or secrets.token_hex(8))
             self.generator.run(request, reply, asked[0], rid=rid, name=asked[1])
         except Refused as refused:
             self._error(reply, refused.status, refused.message, refused.kind, refused.param)
@@ -262,7 +297,7 @@ class VllmRoutes(Engine):
 
     def _unsupported(self, request: Request, reply: Reply) -> None:
         if request.path == "/v1/systemone":
-            self._error(reply, 501, "The model does not support this API", "NotImplementedError")
+            self._error(reply, 501, "The model does not support the structured decision API", "NotImplementedError")
         else:
             self._error(reply, 404, "The model does not support this API", "NotFoundError")
 
@@ -331,7 +366,7 @@ class VllmRoutes(Engine):
         level = request.query.get("level", ["1"])[-1]
         mode = request.query.get("mode", ["abort"])[-1]
         if level not in ("0", "1", "2") or mode not in ("abort", "wait", "keep"):
-            self._error(reply, 400, "[{'type': 'less_than_equal', 'loc': ('query', 'level')}]")
+            self._invalid(reply, "{'type': 'less_than_equal', 'loc': 'query.level'}", "query.level")
             return
         try:
             with self._lock:
@@ -438,7 +473,7 @@ class VllmRoutes(Engine):
             body = {}
         method = body.get("method") if isinstance(body, dict) else None
         if method is None:
-            self._error(reply, 400, "Missing 'method' in request body")
+            self._error(reply, 400, "Missing 'method' in request body", "Bad Request")
             return
         if method != "reload_weights":
             self._error(reply, 500, f"Call to collective_rpc method failed: {method}", "InternalServerError")
@@ -461,5 +496,5 @@ class VllmRoutes(Engine):
         except ValueError:
             self._error(reply, 400, "Invalid JSON")
             return
-        self.scheduler.abort((lambda rid: rid in wanted) if wanted else (lambda rid: True))
-        reply.send_json(200, {"status": "aborted"})
+        ended = self.scheduler.abort((lambda rid: rid in wanted) if wanted else (lambda rid: True))
+        reply.send_json(200, {"status": "aborted", "aborted": ended})
