@@ -59,17 +59,6 @@ class Settings:
     parked_idle_ms: Millis | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Verified:
-    """A question whether starts of a deployment could begin on a host, and whether it was answered with yes."""
-
-    revision: int
-    digest: str
-    asked_at_ms: Millis
-    passed: bool = False
-    again_at_ms: Millis | None = None  # the host could not say; asked again then
-
-
 @attrs.define
 class Book:
     """Everything the world knows. See `put_*` for changes and `orders`, `changed`, `moves` for what a step did."""
@@ -112,6 +101,7 @@ class Book:
     draining: set[Lane] = attrs.field(factory=set)  # lanes whose drain is watched
     windowed: set[Lane] = attrs.field(factory=set)  # victims of a switch in its window
     moved: set[Lane] = attrs.field(factory=set)  # of those, where a request started or ended since the last pass
+    no_room: set[Lane] = attrs.field(factory=set)  # lanes that are stopped because their parked copy had no room
     shy_until: dict[Lane, Millis] = attrs.field(factory=dict)  # lanes that just refused a connection
     proposals: dict[Lane, Any] = attrs.field(factory=dict)  # ledger proposals between "it fits" and the raise
     shortfalls: dict[Lane, Any] = attrs.field(factory=dict)  # why a planned start or wake waits
@@ -162,7 +152,7 @@ class Book:
 
     def drop_instance(self, lane: Lane) -> None:
         del self.instances[lane]
-        for known in (self.busy, self.wished, self.draining, self.doubted, self.windowed, self.moved):
+        for known in (self.busy, self.wished, self.draining, self.doubted, self.windowed, self.moved, self.no_room):
             known.discard(lane)
         self.lanes[lane.deployment] = tuple(other for other in self.lanes[lane.deployment] if other != lane)
         for memo in (

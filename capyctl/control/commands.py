@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, measuring, notices, operations, requests, verifying
+from capyctl.control import lanes, measuring, notices, operations, requests, residue, verifying
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -478,6 +478,7 @@ def park_lane(book: Book, lane: Lane, origin: Origin) -> None:
             origin=origin,
             drain_ends_at_ms=Millis(book.now_ms + book.settings.drain_timeout_ms),
             settle_at_stop=requests.settle_at_stop(book, lane),
+            outgrown=residue.outgrown(book, lane),
         ),
     )
 

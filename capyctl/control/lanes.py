@@ -6,8 +6,11 @@ which moves the machines that care: no machine moves in the middle of another on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
+from capyctl.control import residue
 from capyctl.control.book import Book
 from capyctl.control.orders import AwaitIdle, Launch, Probe, Release, Restore, Terminate
 from capyctl.control.records import Move
@@ -17,7 +20,7 @@ from capyctl.fsm import effects as fx
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Step
 from capyctl.fsm.table import Refused
-from capyctl.fsm.types import Lane
+from capyctl.fsm.types import Lane, Phase
 from capyctl.ledger import admission, settlement
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import Plan
@@ -114,6 +117,8 @@ def _charge(book: Book, lane: Lane, effect: fx.LedgerEffect) -> None:
                 raise InvariantBroken(f"a proposal of this very step is outdated: {after.message()}")
             book.put_ledger(after, owner)
         case fx.SettleDown(phase=phase, proof=proof):
+            if phase is Phase.PARKED and isinstance(proof, Mapping):
+                residue.measured(book, lane, proof)
             book.put_ledger(settlement.settle_down(book.ledger, owner, phase, proof), owner)
         case fx.ReleaseCharge(proof=proof):
             book.put_ledger(settlement.release(book.ledger, owner, proof), owner)

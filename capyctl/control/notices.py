@@ -8,9 +8,10 @@ from capyctl.control import operations, outward, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
-from capyctl.control.records import InstanceRow
+from capyctl.control.records import Move
 from capyctl.fsm import deployment, switch
 from capyctl.fsm import effects as fx
+from capyctl.fsm.residency import NO_ROOM_TO_PARK
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import Generation, Lane, Millis, StopKind
 
@@ -31,7 +32,6 @@ def hear(book: Book) -> None:
 
 
 def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
-    row = book.instances[lane]
     match notice:
         case Armed():
             operations.armed(book, lane)
@@ -56,12 +56,18 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.ParkEnded(code=str(code), reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
             switching.not_released(book, lane, reason)
-        case fx.ParkBecameStop(reason=reason):
+        case fx.ParkBecameStop(stop=stop, reason=reason):
             operations.waits(book, lane, "parked_capacity", reason)
+            if stop.kind is StopKind.PRESSURE and reason == NO_ROOM_TO_PARK:
+                book.no_room.add(lane)
+            if stop.kind is StopKind.GROWTH:
+                book.moves.append(
+                    Move(machine="instance", lane=str(lane), was="ready", event="park_growth_stop", now="stopping")
+                )
         case fx.StopEnded(stop=stop):
             operations.met(book, lane, operations.STOP)
             operations.met(book, lane, operations.PARK)
-            switching.released(book, lane, _how(row, stop.kind))
+            switching.released(book, lane, _how(book, lane))
             _stopped(book, lane, stop)
         case fx.StopWithdrawn(code=code, reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
@@ -144,9 +150,12 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
         requests.fail_waiters(book, lane.deployment, "activation_failed", f"{code}: {outward.words(reason)}", retry)
 
 
-def _how(row: InstanceRow, kind: StopKind) -> switch.Released:
-    no_room = row.machine.run.tier.parks and kind is StopKind.PRESSURE
-    return switch.Released.STOPPED_NO_ROOM if no_room else switch.Released.STOPPED
+def _how(book: Book, lane: Lane) -> switch.Released:
+    """How a stopped victim's memory came free: one that was to park, and had no room for its copy, says so."""
+    if lane not in book.no_room:
+        return switch.Released.STOPPED
+    book.no_room.discard(lane)
+    return switch.Released.STOPPED_NO_ROOM
 
 
 def _fence(book: Book, lane: Lane, generation: Generation) -> None:

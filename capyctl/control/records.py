@@ -18,7 +18,7 @@ from capyctl.fsm.gate import GatePhase
 from capyctl.fsm.instance import Instance
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause, Problem, Run
-from capyctl.fsm.types import Bytes, Generation, HostId, Millis, OperationId, Origin, Phase, SwitchId
+from capyctl.fsm.types import Bytes, Domain, Generation, HostId, Millis, OperationId, Origin, Phase, SwitchId
 from capyctl.ledger.charges import Holding
 from capyctl.ledger.types import HostPolicy, Plan
 
@@ -73,6 +73,10 @@ class InstanceRow:
     digest: str | None = None
     wish: Wish | None = None
     last_host: HostId | None = None
+    parked_first: Mapping[Domain, Bytes] = attrs.field(
+        factory=dict
+    )  # what this launch was charged when it first parked
+    parked_latest: Mapping[Domain, Bytes] = attrs.field(factory=dict)  # and what its last park would have been charged
 
     @property
     def run(self) -> Run:

@@ -10,7 +10,7 @@ import operator
 
 import attrs
 
-from capyctl.control import commands, lanes, notices, operations, requests, switching
+from capyctl.control import commands, lanes, notices, operations, reclaiming, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.orders import Probe
 from capyctl.control.records import DeploymentRow, InstanceRow, Wish
@@ -132,6 +132,8 @@ def _parks(book: Book) -> None:
         ask = asks.ask_step(book.ledger, lane.owner, Phase.PARKING)
         verdict = admission.propose(book.ledger, ask, book.seen.get(ask.host, {}), book.now_ms)
         if isinstance(verdict, Shortfall):
+            if reclaiming.make_room(book, lane, (ask,)):
+                continue  # it parks once they are gone
             lanes.tell(
                 book,
                 lane,
@@ -154,8 +156,12 @@ def _wakes(book: Book) -> None:
         host = row.machine.run.host
         if host is None or host not in book.online or not may_take(book, lane, host):
             continue
+        if _gate_holds(book, lane):
+            continue
         ask = asks.ask_step(book.ledger, lane.owner, Phase.WAKE)
         verdict = admission.propose(book.ledger, ask, book.seen.get(host, {}), book.now_ms)
+        if isinstance(verdict, Shortfall) and _evicts_nobody(row) and reclaiming.make_room(book, lane, (ask,)):
+            continue
         if isinstance(verdict, Shortfall):
             _short(book, lane, Nowhere(shortfalls=(verdict,)))
             continue
@@ -170,6 +176,23 @@ def _wakes(book: Book) -> None:
                 deadline_ms=Millis(book.now_ms + lanes.plan_of(book, lane).wake_ms),
             ),
         )
+
+
+def _gate_holds(book: Book, lane: Lane) -> bool:
+    """Whether the checkpoint's gate keeps a wake back: while it is measured, or for good, and then it is told so."""
+    state = book.deployments[lane.deployment].state
+    if state.gate is deployment.Gate.PENDING:
+        return True
+    if state.phase is not deployment.Phase.UNUSABLE:
+        return False
+    code = state.gate_code or "checkpoint_unusable"
+    lanes.tell(book, lane, facts.WakeNotAdmitted(now_ms=book.now_ms, code=code, reason=state.gate_reason, final=True))
+    return True
+
+
+def _evicts_nobody(row: InstanceRow) -> bool:
+    """An operator wants it, without anybody who serves giving way for it."""
+    return row.wish is not None and row.wish.origin is Origin.OPERATOR and not row.wish.evict
 
 
 # --- wishes ----------------------------------------------------------------------------------------------
@@ -240,7 +263,16 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
             initialize = row.wish.initialize_ms if row.wish and row.wish.initialize_ms else plan.initialize_ms
             revision = owner.state.revision
             book.put_instance(
-                lane, attrs.evolve(row, plan=plan, digest=owner.digest, revision=revision, last_host=ask.host)
+                lane,
+                attrs.evolve(
+                    row,
+                    plan=plan,
+                    digest=owner.digest,
+                    revision=revision,
+                    last_host=ask.host,
+                    parked_first={},
+                    parked_latest={},
+                ),
             )
             book.proposals[lane] = verdict
             _fits(book, lane)
@@ -258,6 +290,8 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
         case Hold():
             until = Millis(book.now_ms + HOLD_MS)
             lanes.tell(book, lane, facts.Held(now_ms=book.now_ms, until_ms=until, cause=HoldCause.PEER_STARTUP))
+        case Nowhere() if _evicts_nobody(row) and reclaiming.make_room(book, lane, tries):
+            pass  # it is placed once they are gone
         case Nowhere():
             _short(book, lane, verdict)
             if not any(short.code in PASSING for short in verdict.shortfalls):

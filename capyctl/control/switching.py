@@ -12,7 +12,7 @@ import attrs
 
 from capyctl import ulid
 from capyctl.control import events as e
-from capyctl.control import lanes, operations, requests, verifying
+from capyctl.control import lanes, operations, requests, residue, verifying
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, residency, switch
@@ -20,7 +20,7 @@ from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Stop
 from capyctl.fsm.switch import Phase
-from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, StopKind, SwitchId
+from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind, SwitchId
 from capyctl.ledger import admission, victims
 from capyctl.ledger.asks import Ask
 from capyctl.ledger.placement import Nowhere
@@ -142,6 +142,7 @@ def _begin_for(
     book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=plan.host, switch=identity)))
     for opened in operations.open_for(book, lane.deployment, operations.SERVE):
         operations.tell(book, opened.operation, operation.SwitchOpened(now_ms=book.now_ms, switch=identity))
+        _name_on_receipts(book, opened.operation, identity, plan.victims)
     tell(
         book,
         identity,
@@ -153,6 +154,16 @@ def _begin_for(
         ),
     )
     _prune(book)
+
+
+def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chosen: Sequence[victims.Victim]) -> None:
+    """Whoever asks again with the key of that start is told which switch was opened for it, and at whose cost."""
+    for key, row in list(book.receipts.items()):
+        if row.receipt.operation == opened and row.receipt.switch is None:
+            receipt = attrs.evolve(
+                row.receipt, switch=identity, victims=tuple(str(lane_of_owner(one.owner)) for one in chosen)
+            )
+            book.put_receipt(key, attrs.evolve(row, receipt=receipt))
 
 
 def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
@@ -196,7 +207,9 @@ def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
                 owner=lane.owner,
                 last_used_at_ms=book.used_at.get(lane, Millis(0)),
                 keeps_another_ready=any(other.lane != lane for other in book.serving(lane.deployment)),
-                parks=row.run.tier.parks and not requests.settle_at_stop(book, lane),
+                parks=row.run.tier.parks
+                and not requests.settle_at_stop(book, lane)
+                and not residue.outgrown(book, lane),
                 warm=spec.warm,
                 explicit=spec.activation is Activation.EXPLICIT,
                 oldest_waiter_at_ms=min((book.requests[one].arrived_at_ms for one in waiting), default=None),
@@ -318,6 +331,7 @@ def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
                 switch=state.switch,
                 for_name=name,
                 settle_at_stop=requests.settle_at_stop(book, lane),
+                outgrown=residue.outgrown(book, lane),
             ),
         )
         return

@@ -129,6 +129,8 @@ def tr_02_a_rise_fits(change: Change) -> bool:
     for _, was, held in _moved(change):
         if held is None:
             continue
+        if was is not None and was.phase is held.phase is Phase.PARKED:
+            continue  # M1: what a park of its revision was measured to leave
         raised = [domain for domain in held.allocation.bytes if held.on(domain) > (was.on(domain) if was else 0)]
         policy = book.ledger.hosts[held.host]
         for domain in raised:

@@ -89,6 +89,8 @@ ARMED = PARKING | WAKING
 CALM = ANY - ARMED
 """Nothing is in flight at the host."""
 
+NO_ROOM_TO_PARK = "no room to park"
+
 # --- guards: demands --------------------------------------------------------------------------------
 
 _INSISTENCE = {Origin.OPERATOR: 3, Origin.DRAIN: 3, Origin.COUNT: 3, Origin.SWITCH: 2, Origin.PREINIT: 1}
@@ -788,7 +790,7 @@ def _pressure(state: State, event: f.ParkNotAdmitted) -> Stop:
 
 def no_room_to_park(state: State, event: f.ParkNotAdmitted) -> ParkBecameStop:
     """the park became a stop: no room to park"""
-    return ParkBecameStop(stop=_pressure(state, event), reason="no room to park")
+    return ParkBecameStop(stop=_pressure(state, event), reason=NO_ROOM_TO_PARK)
 
 
 def pending_took_over(state: State, event: f.Fact) -> ParkBecameStop:

@@ -421,7 +421,9 @@ def _with(state: State, lane: Lane, **change: Any) -> State:
 
 
 def _planned(state: State, event: PlanMade) -> State:
-    victims = tuple(attrs.evolve(v, drained=False, no_room=False, released=None) for v in event.victims)
+    victims = tuple(
+        attrs.evolve(v, drained=False, no_room=v.no_room and not v.parks, released=None) for v in event.victims
+    )
     return attrs.evolve(state, victims=victims, window_ms=event.window_ms, drain_limit_ms=event.drain_limit_ms)
 
 

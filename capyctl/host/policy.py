@@ -16,7 +16,7 @@ from capyctl.fsm.types import Bytes, Device, Domain, HostId
 from capyctl.host.cards import Card
 from capyctl.host.memory import Seen
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
-from capyctl.units import Auto, Limit, Percent, Size, format_size
+from capyctl.units import Auto, Growth, Limit, Off, Percent, Size, format_size
 
 UNIFIED, SYSTEM = Domain("unified"), Domain("system")
 GIB = 1 << 30
@@ -89,6 +89,7 @@ def host_policy(
     free_reserve: Limit = Auto.AUTO,
     parked_limit: Limit = Auto.AUTO,
     max_parked: int = PARKED_MAX,
+    parked_growth: Growth = Auto.AUTO,
     charged: Mapping[Domain, DomainPolicy] | None = None,
 ) -> HostPolicy:
     """What a standalone machine may hold, from what it has and what its document says.
@@ -117,7 +118,28 @@ def host_policy(
     domains |= {
         domain: attrs.evolve(card_policy(card, max_parked), device=Device(domain)) for domain, card in placed.items()
     }
-    return HostPolicy(host=host, name=name, domains=domains, max_parked=max_parked)
+    percent, amount = growth(parked_growth)
+    return HostPolicy(
+        host=host,
+        name=name,
+        domains=domains,
+        max_parked=max_parked,
+        parked_growth_percent=percent,
+        parked_growth_bytes=amount,
+    )
+
+
+def growth(limit: Growth) -> tuple[int | None, Bytes | None]:
+    """(percent of the first parked charge, bytes) that a launch's parked copy may grow by; `auto` lets it double."""
+    match limit:
+        case Size(bytes=amount):
+            return None, Bytes(amount)
+        case Percent(value):
+            return value, None
+        case Off():
+            return None, None
+        case _:
+            return 100, None
 
 
 def check_topology(cards: Iterable[Card], *, known: bool = False) -> None:

@@ -14,6 +14,7 @@ from capyctl.fsm.types import Bytes, Domain, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.shortfall import Shortfall
+from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.ledger.victims import Candidate, Eviction, plan_eviction
 
 
@@ -61,6 +62,31 @@ def is_parked(ledger: Ledger, candidate: Candidate) -> bool:
     """it is parked"""
     held = ledger.holding(candidate.owner)
     return held is not None and held.phase is Phase.PARKED
+
+
+def may_be_left(plan: Plan) -> Mapping[Domain, Bytes]:
+    """What a park may leave on each domain that it is to empty, so that it counts as one.
+
+    A domain that is charged as much parked as ready (host RAM beside a card, for a copy or for the engine's own
+    processes) is not emptied, and what is there proves nothing. A declared residue is kept to. A placeholder is only
+    a guess at what contexts, graphs and libraries keep, so it may be passed by a quarter of what the park was to
+    free; what is then measured is charged. An engine that freed less than that did not park.
+    """
+    ready, parked = plan.at(Phase.READY), plan.at(Phase.PARKED)
+    slack = 0 if plan.provenance.get(Phase.PARKED) == "declared" else 1
+    return {
+        domain: Bytes(parked.on(domain) + slack * (amount - parked.on(domain)) // 4)
+        for domain, amount in ready.bytes.items()
+        if parked.on(domain) < amount
+    }
+
+
+def growth_bytes(policy: HostPolicy, first_bytes: Bytes) -> Bytes | None:
+    """What the parked copy of a launch may grow by on this host, None for any amount."""
+    if policy.parked_growth_bytes is not None:
+        return policy.parked_growth_bytes
+    percent = policy.parked_growth_percent
+    return None if percent is None else Bytes(first_bytes * percent // 100)
 
 
 def grew_too_much(first_bytes: Bytes, latest_bytes: Bytes, growth_bytes: Bytes | None) -> bool:

@@ -43,6 +43,8 @@ class HostPolicy:
     domains: Mapping[Domain, DomainPolicy]
     max_parked: int = 4
     observation_ttl_ms: Millis = Millis(60_000)
+    parked_growth_percent: int | None = 100  # of a launch's first parked charge; beyond it its next park is a stop
+    parked_growth_bytes: Bytes | None = None  # the same as an amount, instead; neither: it may grow as it likes
 
 
 @attrs.frozen(kw_only=True)

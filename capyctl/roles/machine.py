@@ -103,6 +103,7 @@ async def machine(
         managed_limit=system.managed_limit,
         free_reserve=system.free_reserve,
         parked_limit=system.parked_limit,
+        parked_growth=half.resource_policy.parked_growth_limit,
         charged=_charged_cards(ledger, host),
     )
     observer.adopt(policy)

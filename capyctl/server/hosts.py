@@ -27,6 +27,7 @@ from capyctl.documents.model_source import Local
 from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
 from capyctl.fsm.proofs import Unsent
 from capyctl.fsm.types import Bytes, DeploymentId, Domain, HostId, Incarnation, Millis, Phase, Residency, Token
+from capyctl.ledger.parked import may_be_left
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.server.log import Log
 from capyctl.session import messages as m
@@ -136,7 +137,7 @@ class HostLinks:
                     incarnation=order.incarnation,
                     token=order.token,
                     tier=order.tier,
-                    budget=budget(order.plan),
+                    budget=may_be_left(order.plan),
                     gate_closed_at_ms=order.gate_closed_at_ms,
                     processes=order.processes,
                     limit_ms=self._left_ms(order.deadline_ms),
@@ -181,7 +182,7 @@ class HostLinks:
     def _budget(self, incarnation: Incarnation) -> Mapping[Domain, Bytes]:
         """What may be left of a park whose answer was lost: as its release was told, from the plan of its run."""
         row = self.book.instances.get(incarnation.lane)
-        return {} if row is None or row.plan is None else budget(row.plan)
+        return {} if row is None or row.plan is None else may_be_left(row.plan)
 
     def _left_ms(self, deadline_ms: Millis) -> Millis:
         return Millis(max(0, deadline_ms - self.clock()))
@@ -447,17 +448,6 @@ def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable
             feed(event)
 
     return hear
-
-
-def budget(plan: Plan) -> Mapping[Domain, Bytes]:
-    """What a park may leave on each domain that it is to empty; where it empties none, on every one.
-
-    A domain that is charged as much parked as ready (host RAM beside a card, for a copy or for the engine's own
-    processes) is not emptied, and what is there proves nothing.
-    """
-    ready, parked = plan.at(Phase.READY), plan.at(Phase.PARKED)
-    emptied = {domain: parked.on(domain) for domain in ready.bytes if parked.on(domain) < ready.on(domain)}
-    return emptied or {domain: parked.on(domain) for domain in ready.bytes}
 
 
 def deployment_of(spec: Spec) -> Deployment:

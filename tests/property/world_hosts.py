@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import world_router
-from world_values import RAM, Engine, Host
+from world_values import RAM, Engine, Host, gib
 
 from capyctl.control import events as e
 from capyctl.control import orders as o
@@ -23,6 +23,7 @@ from capyctl.fsm.proofs import (
     Usable,
 )
 from capyctl.fsm.types import Bytes, Domain, Incarnation, Millis, Phase, ProcessIdentity, Role
+from capyctl.ledger.parked import may_be_left
 from capyctl.ledger.types import Allocation
 
 if TYPE_CHECKING:
@@ -254,6 +255,9 @@ def release(shell: Shell, host: Host, order: o.Release) -> None:
             return
         engine.state = "parked"
         hold(shell, engine, order.plan.at(Phase.PARKED))
+        if engine.model.residue_gib is not None:
+            engine.held_bytes = gib(engine.model.residue_gib + engine.model.residue_grows_gib * engine.parks)
+        engine.parks += 1
         quiet = Quiet(
             incarnation=engine.incarnation,
             gate_closed_at_ms=order.gate_closed_at_ms,
@@ -334,7 +338,7 @@ def what_is_left(shell: Shell, engine: Engine, released_at_ms: int) -> dict[Doma
         RAM: Resident(
             incarnation=engine.incarnation,
             resident_bytes=engine.held_bytes,
-            budget_bytes=engine.model.plan.at(Phase.PARKED).on(RAM),
+            budget_bytes=may_be_left(engine.model.plan)[RAM],
             released_at_ms=Millis(released_at_ms),
             sampled_at_ms=Millis(shell.now + 1),
         )

@@ -95,6 +95,8 @@ class Model:
     ready_gib: float = 3.0
     cold_gib: float = 3.25
     parked_gib: float = 0.5
+    residue_gib: float | None = None  # what a park really leaves; None: what it is charged
+    residue_grows_gib: float = 0.0  # by so much with each park of a launch
     load_ms: int = 5_000
     answer_ms: int = 500
     deadline_ms: Millis | None = None
@@ -166,6 +168,7 @@ class Engine:
     unkillable: bool = False
     launch: o.Launch | None = None  # whose answer is still due
     woken_wrong: bool = False
+    parks: int = 0  # how often it parked
     hung_at_ms: int | None = None  # since then it does nothing and answers nobody
 
     @property

@@ -360,7 +360,7 @@ async def test_a_park_says_what_may_be_left_where_it_empties_and_how_long_it_may
         incarnation=RUN,
         token=4,
         tier=Residency.DEEP,
-        budget={GPU: 1},
+        budget={GPU: 10},  # a placeholder may be passed by a quarter of what is to come free
         gate_closed_at_ms=10,
         processes=(PROCESS,),
         limit_ms=90_000,

@@ -1,0 +1,289 @@
+"""Parked models in a whole world: what a park leaves, how many there may be, who leaves first, and who never does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from simulation import checked
+from world import Shell, shell
+from world_values import CUSTOM, RAM, VLLM, Model, gib, policy
+
+from capyctl.control.book import Settings
+from capyctl.fsm import operation
+from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.switch import Released
+from capyctl.fsm.types import Activation, Bytes, DeploymentId, Lane, Millis, Phase, Residency, StopKind
+from capyctl.ledger.parked import growth_bytes, may_be_left
+from capyctl.ledger.types import Allocation, Plan
+
+DEEP = Model(name="a", traits=VLLM, residency=Residency.DEEP, ready_gib=4, cold_gib=4, parked_gib=0.5)
+WIDE = (policy("h1", capacity=40, managed=30, parked=8, max_parked=4),)
+
+
+def world(*models: Model, **options: Any) -> tuple[Shell, list[DeploymentId]]:
+    """These models on a roomy host, every step checked."""
+    here = checked(shell(3, **{"policies": WIDE, **options}))
+    identities = [here.deploy(model) for model in models]
+    here.run(4_000)
+    return here, identities
+
+
+def named(*names: str, **changes: Any) -> list[Model]:
+    return [attrs.evolve(DEEP, name=name, **changes) for name in names]
+
+
+def parked(here: Shell, *identities: DeploymentId) -> None:
+    """Start and park each of them, one after the other."""
+    for identity in identities:
+        here.start(identity)
+        here.run(30_000, until=lambda one=identity: here.lane(one).gate_open)
+        here.park(identity)
+        here.run(60_000, until=lambda one=identity: here.lane(one).is_parked)
+        assert here.lane(identity).is_parked
+        here.run(1_000)
+
+
+def charged(here: Shell, identity: DeploymentId) -> Bytes:
+    return here.world.book.ledger.held_by(Lane(identity, 0).owner).on(RAM)
+
+
+def left(here: Shell) -> StopKind | None:
+    """Why the first model was stopped."""
+    stops = [row.run.stopped for row in here.world.book.instances.values() if row.run.stopped is not None]
+    return stops[0].kind if stops else None
+
+
+# --- what is left ----------------------------------------------------------------------------------------
+
+
+def plan(ready: int, copy: int, provenance: str) -> Plan:
+    phases = {
+        Phase.READY: Allocation(bytes={RAM: Bytes(ready)}),
+        Phase.PARKED: Allocation(bytes={RAM: Bytes(copy)}),
+    }
+    return Plan(phases=phases, provenance={Phase.PARKED: provenance}, initialize_ms=1, wake_ms=1, context_tokens=1)
+
+
+def test_a_placeholder_may_be_passed_by_a_quarter_of_what_is_to_come_free_and_a_declared_residue_by_nothing() -> None:
+    assert may_be_left(plan(40, 4, "placeholder")) == {RAM: 13}
+    assert may_be_left(plan(40, 4, "measured")) == {RAM: 13}
+    assert may_be_left(plan(40, 4, "declared")) == {RAM: 4}
+    assert may_be_left(plan(4, 4, "placeholder")) == {}  # nothing is emptied there
+
+
+def test_what_a_park_leaves_is_charged_from_then_on_to_every_instance_of_the_revision() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, residue_gib=0.75, instances=2))
+    here.start(a)
+    here.run(30_000, until=lambda: here.lane(a).gate_open and here.lane(a, 1).gate_open)
+    here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).is_parked and here.lane(a, 1).is_parked)
+    for index in (0, 1):
+        held = here.world.book.ledger.held_by(Lane(a, index).owner)
+        assert (held.phase, held.on(RAM)) == (Phase.PARKED, gib(0.75))
+        row = here.lane(a, index)
+        assert row.plan.provenance[Phase.PARKED] == "measured"
+    found = here.world.book.deployments[a].plans
+    assert {one.at(Phase.PARKED).on(RAM) for one in found.values()} == {gib(0.75)}
+    here.stop(a)
+    here.run(60_000)
+    parked(here, a)  # the next launch is sized by it
+    assert charged(here, a) == gib(0.75)
+
+
+def test_less_than_the_placeholder_is_charged_as_the_placeholder() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, residue_gib=0.1))
+    parked(here, a)
+    assert charged(here, a) == gib(0.5)
+
+
+def test_a_launch_whose_copy_more_than_doubled_stops_instead_of_parking_again_and_its_next_one_parks() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, residue_gib=0.5, residue_grows_gib=0.3))
+    parked(here, a)
+    for _ in range(2):  # 0.8, then 1.1: more than twice the first
+        here.ask("a")
+        here.run(60_000, until=lambda: here.lane(a).gate_open)
+        here.park(a)
+        here.run(60_000, until=lambda: here.lane(a).is_parked)
+    assert charged(here, a) == gib(1.1)
+    here.ask("a")
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    key = here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).phase is ActivationPhase.STOPPED)
+    assert left(here) is StopKind.GROWTH
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is operation.Phase.SUCCEEDED
+    client = here.ask("a")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"  # on demand as before
+    here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).is_parked)
+    assert len(here.launches) == 2
+
+
+def test_how_far_a_copy_may_grow_is_the_hosts_to_say() -> None:
+    host = policy("h1")
+    assert growth_bytes(host, Bytes(100)) == 100
+    assert growth_bytes(attrs.evolve(host, parked_growth_percent=50), Bytes(100)) == 50
+    assert growth_bytes(attrs.evolve(host, parked_growth_bytes=Bytes(7)), Bytes(100)) == 7
+    assert growth_bytes(attrs.evolve(host, parked_growth_percent=None), Bytes(100)) is None
+
+
+# --- room in the parked set --------------------------------------------------------------------------------
+
+
+def test_a_park_makes_room_among_the_parked_least_recently_used_first() -> None:
+    few = (policy("h1", capacity=40, managed=30, parked=8, max_parked=2),)
+    here, (a, b, c) = world(*named("a", "b", "c"), policies=few)
+    parked(here, a, b)
+    here.ask("a")  # now b is the one that nobody used for longest
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.run(2_000)
+    here.park(a)
+    here.run(30_000, until=lambda: here.lane(a).is_parked)
+    parked(here, c)
+    assert here.lane(a).is_parked
+    assert here.lane(b).phase is ActivationPhase.STOPPED
+    assert here.lane(b).run.stopped.kind is StopKind.RECLAIM
+    client = here.ask("b")  # it is on demand still
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+
+
+def test_nobody_leaves_for_a_park_that_is_warm_or_only_an_operator_starts() -> None:
+    few = (policy("h1", capacity=40, managed=30, parked=8, max_parked=2),)
+    kept, meant = attrs.evolve(DEEP, name="w", warm=True), attrs.evolve(DEEP, name="x", activation=Activation.EXPLICIT)
+    here, (warm, explicit, c) = world(kept, meant, attrs.evolve(DEEP, name="c"), policies=few)
+    parked(here, warm, explicit)
+    here.start(c)
+    here.run(30_000, until=lambda: here.lane(c).gate_open)
+    key = here.park(c)
+    here.run(60_000)
+    assert here.lane(c).gate_open  # it serves on
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert (opened.phase, opened.code) == (operation.Phase.FAILED, "parked_capacity")
+    assert here.lane(warm).is_parked
+    assert here.lane(explicit).is_parked
+
+
+def test_a_park_beyond_the_parked_limit_makes_room_as_well() -> None:
+    tight = (policy("h1", capacity=40, managed=30, parked=1.2, max_parked=4),)
+    here, (a, b, c) = world(*named("a", "b", "c"), policies=tight)
+    parked(here, a, b, c)
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert here.lane(b).is_parked
+
+
+def test_an_operators_plain_start_takes_the_room_of_what_sleeps_and_of_nobody_who_serves() -> None:
+    host = (policy("h1", capacity=12, managed=9, parked=4),)
+    here, (a, b, c) = world(*named("a", "b"), attrs.evolve(DEEP, name="c", ready_gib=4.5, cold_gib=4.75), policies=host)
+    parked(here, a)
+    here.start(b)
+    here.run(30_000, until=lambda: here.lane(b).gate_open)
+    here.start(c)
+    here.run(60_000, until=lambda: here.lane(c).gate_open)
+    assert here.lane(c).gate_open
+    assert here.lane(b).gate_open
+    assert here.lane(a).run.stopped.kind is StopKind.RECLAIM
+    key = here.start(a)
+    here.run(60_000)
+    assert (here.lane(b).gate_open, here.lane(c).gate_open) == (True, True)
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase is not operation.Phase.SUCCEEDED  # it waits: nobody who serves gives way without --evict
+
+
+# --- switches that park ---------------------------------------------------------------------------------------
+
+
+def two(**changes: Any) -> tuple[Shell, list[DeploymentId]]:
+    """Two that cannot serve together, but one beside the other's copy."""
+    host = (policy("h1", capacity=9, managed=7, parked=2),)
+    return world(*named("a", "b", ready_gib=5, cold_gib=5, **changes), policies=host)
+
+
+def how(here: Shell) -> list[Released | None]:
+    return [victim.released for state in here.world.book.switches.values() for victim in state.victims]
+
+
+def test_two_models_take_turns_without_a_cold_start_after_the_first_one() -> None:
+    here, _ = two()
+    for _ in range(20):
+        for name in ("a", "b"):
+            client = here.ask(name)
+            here.run(60_000, until=lambda one=client: one.told is not None)
+            assert client.told == "ok"
+    assert len(here.launches) == 2
+    assert set(how(here)) == {Released.PARKED}
+
+
+def test_an_evicting_start_is_told_its_switch_and_whom_it_cost() -> None:
+    here, (a, b) = two()
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.run(3_000)
+    key = here.start(b, evict=True)
+    here.run(60_000, until=lambda: here.lane(b).gate_open)
+    row = here.world.book.receipts[key]
+    (state,) = here.world.book.switches.values()
+    assert row.receipt.switch == state.switch
+    assert row.receipt.victims == (str(Lane(a, 0)),)
+
+
+def test_a_victim_whose_copy_has_no_room_is_stopped_and_says_so() -> None:
+    host = (policy("h1", capacity=9, managed=7, parked=0.25),)
+    here, (a, _) = world(*named("a", "b", ready_gib=5, cold_gib=5), policies=host)
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    client = here.ask("b")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+    assert how(here) == [Released.STOPPED_NO_ROOM]
+    assert here.lane(a).run.stopped.kind is StopKind.PRESSURE
+    assert here.lane(a).run.stopped.for_name == "b"
+
+
+def test_a_victim_that_outgrew_its_bound_is_stopped_and_not_for_lack_of_room() -> None:
+    here, _ = two(residue_gib=0.5, residue_grows_gib=0.8)
+    for name in ("a", "b", "a", "b"):
+        client = here.ask(name)
+        here.run(60_000, until=lambda one=client: one.told is not None)
+    assert how(here)[:3] == [Released.PARKED, Released.PARKED, Released.PARKED]
+    client = here.ask("a")
+    here.run(60_000, until=lambda: client.told is not None)
+    client = here.ask("b")
+    here.run(90_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+    assert how(here)[-1] is Released.STOPPED
+    assert left(here) is StopKind.PRESSURE
+
+
+def test_a_cut_request_that_ends_only_with_its_engine_turns_a_park_into_a_stop() -> None:
+    silent = attrs.evolve(CUSTOM, parks=True)
+    here, (a,) = world(attrs.evolve(DEEP, traits=silent))
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.ask("a", stream=False, answer_ms=10**6, hangs_up_in_ms=500)
+    here.run(2_000)
+    here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).phase is ActivationPhase.STOPPED)
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert len(here.launches) == 1
+
+
+# --- idle ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_uses_parks_and_what_nobody_wakes_stops() -> None:
+    idle = Settings(ready_idle_ms=Millis(30_000), parked_idle_ms=Millis(120_000))
+    here, (a, w) = world(DEEP, attrs.evolve(DEEP, name="w", warm=True), settings=idle)
+    here.ask("a")
+    here.ask("w")
+    here.run(20_000, until=lambda: here.lane(a).gate_open)
+    here.run(60_000, until=lambda: here.lane(a).is_parked)
+    assert here.lane(a).is_parked
+    here.run(200_000, until=lambda: here.lane(a).phase is ActivationPhase.STOPPED)
+    assert here.lane(a).run.stopped.kind is StopKind.IDLE
+    assert here.lane(w).gate_open  # warm
+    client = here.ask("a")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
