@@ -26,6 +26,9 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Phase, Residency
 from capyctl.ledger.types import Allocation, HostPolicy, Plan
 
+ROUTER_BOUND = 32
+"""Requests that run at once on one instance of an engine whose own limit is not known."""
+
 
 def derive_plan(
     facts: Mapping[str, Any],
@@ -97,6 +100,18 @@ def _beside_resources(
     phases: Mapping[Phase, Allocation],
 ) -> Needs:
     """Context, slots and pools of a document that states its own sums."""
+    if family == "custom":  # its program knows; nobody tells it a context, nor asks it for one
+        held = phases[Phase.READY].on(machine.domain)
+        return Needs(
+            request=held,
+            startup=held,
+            cache=None,
+            context=0,
+            reason=None,
+            slots=ROUTER_BOUND,
+            declared_request=True,
+            declared_startup=True,
+        )
     if family == "llamacpp":
         return sizing_llamacpp.beside_resources(facts, document, machine, phases[Phase.READY])
     return sizing_tensors.beside_resources(facts, document, machine, phases[Phase.READY], family)
