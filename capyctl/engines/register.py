@@ -143,7 +143,7 @@ def add_engine(
     if measured.deep_park == "missing" and deep_park == "enabled":
         raise Refusal(
             "capability_missing:deep_park",
-            f"{family.title} {measured.version} cannot park here: {measured.lacks}. Leave --deep-park out",
+            f"{family.title} {measured.version} cannot park here: it lacks {measured.lacks}. Leave --deep-park out",
         )
     if measured.deep_park == "missing":
         profile = attrs.evolve(profile, security=attrs.evolve(profile.security, deep_park="disabled"))

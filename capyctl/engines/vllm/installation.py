@@ -61,7 +61,7 @@ def measure(executable: Path) -> Measurement:
     version = parse_version(read_version(argv, what=what, prefix=prefix), what)
     found = ask(prefix)
     if found is not None and "core" in found.missing:
-        raise Refusal("capability_missing:core", f"vLLM {version} in {prefix}: {found.missing['core']}")
+        raise Refusal("capability_missing:core", f"vLLM {version} in {prefix} lacks {found.missing['core']}")
     return Measurement(
         version=version,
         fingerprint=version,

@@ -163,7 +163,7 @@ def test_registration_writes_what_the_build_can_do(tmp_path: Path) -> None:
     assert registered(unable, file, name="cpu").deep_park == "disabled"
     assert not registered(able, file, name="second", deep_park="disabled").profile.parks
     before = file.read_bytes()
-    with pytest.raises(Refusal, match="cannot park here: sleep mode is not supported on cpu") as caught:
+    with pytest.raises(Refusal, match="cannot park here: it lacks sleep mode on cpu") as caught:
         add_engine(unable.prefix, engines_file=file, name="third", deep_park="enabled")
     assert caught.value.code == "capability_missing:deep_park"
     assert file.read_bytes() == before, "nothing is written on a refusal"

@@ -77,19 +77,19 @@ def owned() -> dict[str, list[str]]:
 def lacks_core(defined: frozenset[str], always: list[str]) -> str:
     """What every launch needs and this parser does not define, or nothing."""
     missing = sorted(set(always) - defined)
-    return f"this build has no option for {', '.join(missing)}" if missing else ""
+    return f"an option for {', '.join(missing)}" if missing else ""
 
 
 def lacks_deep_park(defined: frozenset[str]) -> str:
     """What a park needs and this build lacks, or nothing."""
     missing = sorted({SLEEP, "middleware"} - defined)
     if missing:
-        return f"this build has no option for {', '.join(missing)}"
+        return f"an option for {', '.join(missing)}"
     texts = _texts("entrypoints")
     for route in ROUTES:
         decorated = re.compile(r"\.(?:get|post)\(\s*[\"']" + re.escape(route) + r"[\"']")
         if not any(decorated.search(text) for text in texts):
-            return f"this build has no route {route}"
+            return f"the route {route}"
     return _lacks_platform()
 
 
@@ -102,18 +102,14 @@ def _lacks_platform() -> str:
     except Exception as error:  # a driver or a plugin failed; the engine's own start will say so
         print(f"the platform cannot be asked: {error!r}", file=sys.stderr)
         return ""
-    return (
-        ""
-        if can or unspecified
-        else f"sleep mode is not supported on {getattr(platform, 'device_type', 'this device')}"
-    )
+    return "" if can or unspecified else f"sleep mode on {getattr(platform, 'device_type', 'this device')}"
 
 
 def lacks_metrics() -> str:
     """Which scraped gauge this build does not have, or nothing."""
     texts = _texts("")
     missing = [gauge for gauge in GAUGES if not any(gauge in text for text in texts)]
-    return f"this build has no gauge {missing[0]}" if missing else ""
+    return f"the gauge {missing[0]}" if missing else ""
 
 
 def _texts(below: str) -> list[str]:
@@ -135,7 +131,7 @@ def compare(parser: Any, defined: frozenset[str], rendered: list[str], whole: li
     names = owned()
     lacks = lacks_core(defined, names["always"])
     if lacks:
-        refuse("capability_missing:core", lacks)
+        refuse("capability_missing:core", f"this build lacks {lacks}")
     ours = vars(parser.parse_args(["serve", *rendered]))
     parsed = parser.parse_args(["serve", *whole])
     theirs = vars(parsed)
@@ -167,7 +163,7 @@ def serve(rendered: list[str], whole: list[str]) -> None:
     if getattr(args, SLEEP, False):
         lacks = lacks_deep_park(defined)
         if lacks:
-            refuse("capability_missing:deep_park", lacks)
+            refuse("capability_missing:deep_park", f"this build lacks {lacks}")
     configure = getattr(importlib.import_module("vllm.logger"), "configure_logging_from_args", None)
     if configure is not None:
         configure(args)
