@@ -41,6 +41,7 @@ from capyctl.engines.vllm import options as vllm_options
 from capyctl.engines.vllm.adapter import VllmAdapter
 from capyctl.engines.vllm.render import check_document as check_vllm
 from capyctl.engines.vllm.render import check_served_name as check_vllm_name
+from capyctl.engines.vllm.render import restart_only as vllm_restart_only
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Millis
 
@@ -134,6 +135,7 @@ VLLM = Family(
         registered=registered, models_root=models_root, telemetry=telemetry
     ),
     check_document=check_vllm,
+    restart_only=vllm_restart_only,
     remote_code=True,
     toolkit=True,
 )

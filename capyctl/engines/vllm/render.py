@@ -253,23 +253,22 @@ def check_document(document: Deployment, registered: Registered) -> None:
             )
     if document.model.draft is not None and not mentions(POLICY, said, "--speculative-config"):
         raise Refusal("invalid_config", f"{document.name}: model.draft needs --speculative-config in extra_args")
-    if document.residency in ("deep", "host_backed"):
-        _check_parking(document, said, registered.version)
-
-
-def _check_parking(document: Deployment, said: Sequence[str], version: str) -> None:
-    if document.residency == "deep" and value_of(POLICY, said, "--load-format") not in (None, "auto", "safetensors"):
+    why = restart_only(document, registered) if document.residency == "deep" else None
+    if why is not None:
         raise Refusal(
             "capability_missing:deep_park",
-            f"{document.name}: --load-format: only the default loader can load weights again after a deep park. "
-            "State residency: restart_only",
+            f"{document.name}: residency: deep beside {why}. Use residency: host_backed or restart_only",
         )
-    if document.residency == "deep" and speculates(said) and release(version) < _PRESERVES_SINCE:
-        raise Refusal(
-            "capability_missing:deep_park",
-            f"{document.name}: vLLM {version} loses a draft model's weights in a deep park. "
-            "State residency: host_backed or restart_only",
-        )
+
+
+def restart_only(document: Deployment, registered: Registered) -> str | None:
+    """What of this deployment would not survive a deep park, or None. It also decides the default."""
+    said = [*registered.profile.args, *document.engine_config.extra_args]
+    if value_of(POLICY, said, "--load-format") not in (None, "auto", "safetensors"):
+        return "--load-format: only the default loader can load weights again after a park"
+    if speculates(said) and release(registered.version) < _PRESERVES_SINCE:
+        return f"speculation on vLLM {registered.version}, which loses a draft model's weights in a deep park"
+    return None
 
 
 def check_served_name(name: str) -> None:
