@@ -102,16 +102,21 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
     if words:
         lines["Last words"] = "\n".join(words[-LAST_WORDS:])
-    charged = [
-        f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({row.get('provenance')})"
-        for row in view.get("ledger", ())
-    ]
+    charged = [_charge(row) for row in view.get("ledger", ())]
     if charged:
         lines["Charged"] = "\n".join(charged)
     text = _requests(view.get("requests") or {})
     if text:
         lines["Requests"] = text
     return lines
+
+
+def _charge(row: Mapping[str, Any]) -> str:
+    """`3.0 GiB ready on unified (derived)`; `…(measured: it holds more than the planned 2.0 GiB)`."""
+    note, planned = str(row.get("provenance")), row.get("planned_bytes")
+    if planned is not None:
+        note += f": it holds more than the planned {gib(int(planned))}"
+    return f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({note})"
 
 
 def _stopped(stopped: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from capyctl.fsm.types import (
     Lane,
     Millis,
     OperationId,
+    Phase,
     RequestId,
     SwitchId,
     Token,
@@ -57,6 +58,27 @@ class Settings:
     stop_limit_ms: Millis = Millis(900_000)
     ready_idle_ms: Millis | None = None
     parked_idle_ms: Millis | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Over:
+    """In how many samples in a row, of one phase of one run, an owner held more than it is charged on a domain."""
+
+    phase: Phase
+    generation: Generation
+    times: int
+    seen_at_ms: Millis
+
+
+@attrs.frozen(kw_only=True)
+class Verified:
+    """A question whether starts of a deployment could begin on a host, and whether it was answered with yes."""
+
+    revision: int
+    digest: str
+    asked_at_ms: Millis
+    passed: bool = False
+    again_at_ms: Millis | None = None  # the host could not say; asked again then
 
 
 @attrs.define
@@ -83,6 +105,7 @@ class Book:
     looks: dict[Lane, Token] = attrs.field(factory=dict)  # the probe in flight for each of those
     look_again_at: dict[Lane, Millis] = attrs.field(factory=dict)
     vain: dict[Lane, tuple[int, str]] = attrs.field(factory=dict)  # looks in a row that proved nothing, and why
+    over: dict[tuple[str, Domain], Over] = attrs.field(factory=dict)  # owners seen to hold more than they are charged
     silent: dict[Lane, str] = attrs.field(factory=dict)  # engines doubted since they answer nothing, and why
     released_at: dict[Lane, Millis] = attrs.field(factory=dict)  # when a lane's memory last came free
     latest_operation: dict[DeploymentId, OperationId] = attrs.field(factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, requests, switching
+from capyctl.control import lanes, requests, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -56,6 +56,7 @@ def offline(book: Book, event: e.HostOffline) -> None:
 def observed(book: Book, event: e.Observed) -> None:
     """A newer sample of a host's domains. It moves something only where something waits for memory."""
     book.seen[event.host] = event.domains
+    residents.judged(book, event)
     if book.shortfalls or book.active_switches:
         book.dirty = True
 

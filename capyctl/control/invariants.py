@@ -49,13 +49,13 @@ def most(limits: DomainPolicy) -> int:
 
 
 def inv_01_charges_within_limits(book: Book) -> bool:
-    """1, M1, M2: Charges fit a domain's limits, unless an owner there is uncertain or its residue was measured."""
+    """1, M1, M2: Charges fit a domain's limits, unless an owner there is uncertain or was measured to hold more."""
     return all(_within_limits(book, host) for host in book.ledger.hosts)
 
 
 def _within_limits(book: Book, host: HostId) -> bool:
     held = [row for _, row in book.ledger.on(host)]
-    if any(row.uncertain or row.phase is Phase.PARKED for row in held):
+    if any(row.uncertain or row.phase is Phase.PARKED or any(map(row.planned, row.overrun)) for row in held):
         return True  # a charge that is kept, or measured, may exceed a limit: then nothing is admitted
     return all(
         sum(row.on(domain) for row in held) <= most(limits)

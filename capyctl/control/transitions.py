@@ -24,6 +24,7 @@ from capyctl.fsm.run import Step
 from capyctl.fsm.types import (
     Activation,
     DeploymentId,
+    Domain,
     HostId,
     Incarnation,
     Lane,
@@ -124,7 +125,7 @@ def _moved(change: Change) -> list[tuple[str, Holding | None, Holding | None]]:
 
 
 def tr_02_a_rise_fits(change: Change) -> bool:
-    """2, 9, 13, 14, M2, M13: A charge rises only within every limit, and on a fresh observation."""
+    """2, 9, 13, 14, M2, M13: A charge rises only within every limit and on a fresh observation, or to what it shows."""
     book = change.book
     for _, was, held in _moved(change):
         if held is None:
@@ -133,6 +134,8 @@ def tr_02_a_rise_fits(change: Change) -> bool:
             continue  # M1: what a park of its revision was measured to leave
         raised = [domain for domain in held.allocation.bytes if held.on(domain) > (was.on(domain) if was else 0)]
         policy = book.ledger.hosts[held.host]
+        if isinstance(change.event, e.Observed) and _was_seen_to_hold(change, was, held, raised):
+            continue
         for domain in raised:
             if book.ledger.charged(held.host, domain) > most(policy.domains[domain]):
                 return False
@@ -145,6 +148,18 @@ def tr_02_a_rise_fits(change: Change) -> bool:
             if any(book.ledger.parked(held.host, one) > limits.parked_bytes for one, limits in policy.domains.items()):
                 return False
     return True
+
+
+def _was_seen_to_hold(change: Change, was: Holding | None, held: Holding, raised: list[Domain]) -> bool:
+    """A sample found more of it resident than it was charged: it is charged that, whatever the limits say."""
+    assert isinstance(change.event, e.Observed)
+    owner = next(owner for owner, one in change.book.ledger.rows() if one is held)
+    samples = change.event.domains
+    return (
+        was is not None
+        and held.phase is was.phase
+        and all(one in held.overrun and samples[one].residents.get(owner) == held.on(one) for one in raised)
+    )
 
 
 def tr_03_a_fall_has_a_proof(change: Change) -> bool:

@@ -235,7 +235,8 @@ def _charges(book: Book, lane: Lane, plan: Plan | None) -> list[Json]:
             "domain": domain,
             "phase": "uncertain" if held.uncertain else held.phase.value,
             "bytes": amount,
-            "provenance": provenance,
+            "provenance": provenance if held.planned(domain) is None else "measured",
+            "planned_bytes": held.planned(domain),
         }
         for domain, amount in sorted(held.allocation.bytes.items())
         if amount

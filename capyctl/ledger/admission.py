@@ -1,8 +1,8 @@
 """Admission: may this owner's charge rise to the peak of that step, now?
 
 `propose` runs `checks.CHECKS` over one ask and changes nothing; `arm` raises the charge if the ledger is still
-at the proposal's epoch and its observations are still young. Nothing else raises a charge, but for a measured
-parked residue. Source: memory 10, 16.
+at the proposal's epoch and its observations are still young. Nothing else raises a charge, but for what was
+measured: a parked residue, and an owner that holds more than it was planned to. Source: memory 10, 16.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def arm(
             phases=ask.phases,
             whole_host=ask.whole_host,
             lowered_by=held.lowered_by if held else None,
+            overrun=held.overrun if held else {},
         ),
     )
 

@@ -26,9 +26,9 @@ class Holding:
     """What one owner holds: its one row per domain, its claims, and what each phase of this run is charged.
 
     `allocation` is the present charge. `phases` was frozen when the run was armed, so that settling needs no
-    figures from outside; only a measured parked residue replaces one of them. `kept` names the phases around a
-    step whose outcome nobody knows; it is empty while the outcome is known. `lowered_by` is the proof under
-    which the charge fell last.
+    figures from outside; only what was measured replaces one of them (a parked residue, more than it was planned
+    to hold). `kept` names the phases around a step whose outcome nobody knows; it is empty while the outcome is
+    known. `lowered_by` is the proof under which the charge fell last.
     """
 
     host: HostId
@@ -39,6 +39,7 @@ class Holding:
     whole_host: bool = False  # charged the whole managed limit until READY (memory 14)
     kept: tuple[Phase, ...] = ()
     lowered_by: str | None = None
+    overrun: Mapping[Domain, Bytes] = attrs.field(factory=dict)  # planned charge, where more was found resident
 
     @property
     def uncertain(self) -> bool:
@@ -62,6 +63,11 @@ class Holding:
     def on(self, domain: Domain) -> Bytes:
         """Bytes charged on `domain` now."""
         return self.allocation.on(domain)
+
+    def planned(self, domain: Domain) -> Bytes | None:
+        """What it would be charged on `domain`, while it is charged more because it was seen to hold more."""
+        planned = self.overrun.get(domain)
+        return planned if planned is not None and self.on(domain) > planned else None
 
 
 @attrs.frozen(kw_only=True)

@@ -9,17 +9,18 @@ import pytest
 from simulation import checked
 from world import START_MS, Shell, shell
 from world_hosts import hang
-from world_values import CUSTOM, SGLANG, VLLM, Client, Model, policy
+from world_values import CUSTOM, SGLANG, VLLM, Client, Model, gib, policy
 
 from capyctl.control import events as e
 from capyctl.control import orders as o
+from capyctl.control import views
 from capyctl.control.book import Settings
 from capyctl.fsm import operation, request
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.switch import Phase as SwitchPhase
-from capyctl.fsm.types import DeploymentId, Millis, Residency
+from capyctl.fsm.types import Bytes, DeploymentId, Millis, Residency
 
 COLD_MS = 5_000
 BIG = Model(name="a", ready_gib=6, cold_gib=6, load_ms=COLD_MS, answer_ms=250)
@@ -819,3 +820,55 @@ def test_a_stop_of_an_engine_that_hangs_ends_it_and_stays_a_stop() -> None:
     assert patient.told == "engine_unreachable"
     assert here.lane(a).run.stopped.kind.value == "operator"
     assert not here.lane(a).has_launch
+
+
+# --- an engine that holds more than it is charged ---------------------------------------------------------------
+
+
+def bloats(here: Shell, to_gib: float) -> None:
+    engine = here.engines()[0]
+    engine.more_bytes = Bytes(gib(to_gib) - engine.held_bytes)
+
+
+def test_an_engine_that_outgrows_its_charge_is_charged_what_it_holds_and_nothing_is_admitted_on_less() -> None:
+    here, (a, b) = world(*named("a", ready_gib=3, cold_gib=3), *named("b", ready_gib=4, cold_gib=4))
+    here.ask("a")
+    here.run(20_000)
+    bloats(here, 6)
+    here.run(3_000)
+    assert ledger_line(here, a) == (gib(3), None), "one sample may be a passing peak"
+    here.run(6_000)
+    assert ledger_line(here, a) == (gib(6), gib(3))
+    here.start(b)
+    here.run(60_000)
+    assert not here.lane(b).has_launch, "6 GiB of 8 are taken"
+    assert "needs 4.0 GiB" in here.lane(b).waits_for.reason
+    bloats(here, 2)
+    here.run(20_000)
+    assert ledger_line(here, a) == (gib(6), gib(3)), "a charge falls with a proof, not with a sample"
+    here.stop(a)
+    here.run(60_000)
+    assert here.lane(b).gate_open
+
+
+def test_what_parks_after_it_outgrew_its_charge_is_charged_as_parked_and_wakes_for_what_it_held() -> None:
+    here, (a,) = world(attrs.evolve(BIG, ready_gib=3, cold_gib=3, traits=VLLM, residency=Residency.DEEP))
+    here.ask("a")
+    here.run(20_000)
+    bloats(here, 4)
+    here.run(10_000)
+    here.park(a)
+    here.run(30_000)
+    assert here.lane(a).is_parked
+    assert ledger_line(here, a)[1] is None
+    here.ask("a")
+    here.run(30_000)
+    assert ledger_line(here, a) == (gib(4), gib(3))
+
+
+def ledger_line(here: Shell, identity: DeploymentId) -> tuple[int, int | None]:
+    """What status shows as charged, and as planned where it is charged more."""
+    view = views.deployment(here.world, identity, Millis(here.now))
+    assert view is not None
+    (line,) = view["ledger"]
+    return line["bytes"], line["planned_bytes"]

@@ -449,7 +449,7 @@ class Shell:
         residents: dict[str, Bytes] = {}
         if self.attributed:
             for engine in host.engines.values():
-                residents[engine.incarnation.lane.owner] = engine.held_bytes
+                residents[engine.incarnation.lane.owner] = Bytes(engine.held_bytes + engine.more_bytes)
         sample = Observation(
             capacity_bytes=host.policy.domains[RAM].capacity_bytes,
             available_bytes=Bytes(max(0, free)),
@@ -590,7 +590,8 @@ class Shell:
             for engine in host.engines.values():
                 if engine.alive:
                     self.assert_charged(engine)
-            assert host.held_bytes <= host.policy.domains[RAM].managed_bytes, f"{host.policy.name} holds too much"
+            held_bytes = sum(engine.held_bytes for engine in host.engines.values())
+            assert held_bytes <= host.policy.domains[RAM].managed_bytes, f"{host.policy.name} holds too much"
 
     def engines(self, name: str | None = None) -> list[Engine]:
         """Engines that live, of one model or of all."""

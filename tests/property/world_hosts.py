@@ -144,8 +144,16 @@ def loaded(shell: Shell, engine: Engine, order: o.Launch) -> None:
         shell.later(shell.between(60_000, 900_000), lambda: die(shell, engine))
     if engine.model.traits.idle_signal and shell.faults.hits("hangs"):
         shell.later(shell.between(0, 200_000), lambda: hang(shell, engine))
+    if shell.faults.hits("bloats"):
+        shell.later(shell.between(0, 100_000), lambda: bloat(shell, engine))
     if shell.faults.hits("helper_exit"):
         shell.later(shell.between(0, 50_000), lambda: exit_news(shell, engine, Role.HELPER))
+
+
+def bloat(shell: Shell, engine: Engine) -> None:
+    """It holds more than anybody planned, until it ends or parks."""
+    if engine.state == "ready" and not engine.moving:
+        engine.more_bytes = Bytes(engine.held_bytes * shell.between(5, 100) // 100)
 
 
 def hang(shell: Shell, engine: Engine) -> None:
@@ -253,7 +261,7 @@ def release(shell: Shell, host: Host, order: o.Release) -> None:
         if shell.faults.hits("park_left"):
             shell.answer(order, e.OrderLost, reason="it is still resident")
             return
-        engine.state = "parked"
+        engine.state, engine.more_bytes = "parked", Bytes(0)
         hold(shell, engine, order.plan.at(Phase.PARKED))
         if engine.model.residue_gib is not None:
             engine.held_bytes = gib(engine.model.residue_gib + engine.model.residue_grows_gib * engine.parks)
@@ -390,7 +398,7 @@ def die(shell: Shell, engine: Engine, *, news: bool = True) -> None:
         launch_ended(shell, engine, "launch_failed", "it exited")
         return
     engine.state = "gone"
-    engine.held_bytes = Bytes(0)
+    engine.held_bytes = engine.more_bytes = Bytes(0)
     engine.work.clear()
     engine.entered.clear()
     for client in [

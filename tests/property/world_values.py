@@ -34,7 +34,7 @@ CUSTOM = Traits(family="custom", idle_signal=False)
 
 FAULTS = (
     "launch_never", "launch_refused", "files_changed", "exit_early", "load_stuck", "spawn_unheard", "crash_soon",
-    "crash_late", "hangs",
+    "crash_late", "hangs", "bloats",
     "order_lost", "order_silent", "order_late", "answer_twice", "probe_mute", "unkillable",
     "idle_busy", "idle_silent", "park_refused", "park_refused_unsent", "park_left", "park_dies",
     "wake_refused_unsent", "wake_fails", "wake_mismatch", "wake_mute", "helper_exit",
@@ -169,6 +169,7 @@ class Engine:
     launch: o.Launch | None = None  # whose answer is still due
     woken_wrong: bool = False
     parks: int = 0  # how often it parked
+    more_bytes: Bytes = Bytes(0)  # held beyond all that was planned
     hung_at_ms: int | None = None  # since then it does nothing and answers nobody
 
     @property
@@ -196,7 +197,7 @@ class Host:
 
     @property
     def held_bytes(self) -> int:
-        return sum(engine.held_bytes for engine in self.engines.values())
+        return sum(engine.held_bytes + engine.more_bytes for engine in self.engines.values())
 
 
 @attrs.define(eq=False)
