@@ -29,12 +29,14 @@ class Said:
     status: int
     text: str
     beside: str
+    stream: Literal["stdout", "stderr"]  # the one that `text` is of
 
     @property
     def last_line(self) -> str:
-        """The last line of either stream, printable and bounded; the judged one is asked last."""
-        lines = [line for text in (self.text, self.beside) for line in text.strip().splitlines()[-1:]]
-        return printable(lines[-1]) if lines else "it said nothing"
+        """The last line of standard error, else of standard output; printable and bounded."""
+        outputs = (self.beside, self.text) if self.stream == "stdout" else (self.text, self.beside)
+        lines = [line for text in outputs for line in text.strip().splitlines()[-1:]]
+        return printable(lines[0]) if lines else "it said nothing"
 
 
 def run_once(
@@ -81,7 +83,12 @@ def run_once(
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-    return Said(status=status, text=text.decode("utf-8", "replace"), beside=beside.decode("utf-8", "replace"))
+    return Said(
+        status=status,
+        text=text.decode("utf-8", "replace"),
+        beside=beside.decode("utf-8", "replace"),
+        stream=stream,
+    )
 
 
 def _read(

@@ -13,11 +13,7 @@ import hashlib
 import json
 import os
 import re
-import selectors
-import signal
 import stat
-import subprocess
-import time
 from pathlib import Path
 
 import attrs
@@ -25,6 +21,8 @@ import attrs
 from capyctl.engines.environment import SYSTEM_PATH
 from capyctl.engines.installations import Found
 from capyctl.engines.llamacpp.render import BINARY, program
+from capyctl.engines.python.installation import site_packages
+from capyctl.engines.run_once import run_once
 from capyctl.errors import Refusal
 
 CONFIG_FILE = Path("/etc/llama.cpp/config.ini")
@@ -117,20 +115,6 @@ def _environment(prefix: Path) -> Found | None:
     return None
 
 
-def site_packages(prefix: Path) -> list[Path]:
-    """`<prefix>/lib*/python3.*/site-packages`, at most a few."""
-    found = []
-    for lib in ("lib", "lib64"):
-        try:
-            versions = sorted(os.listdir(prefix / lib))[:256]
-        except OSError:
-            continue
-        if lib == "lib64" and (prefix / lib).is_symlink():
-            continue  # the same directory under another name
-        found += [prefix / lib / name / "site-packages" for name in versions if re.fullmatch(r"python3\.\d+", name)]
-    return [packages for packages in found[:8] if packages.is_dir()]
-
-
 def check_config_file(path: Path = CONFIG_FILE, code: str = "engine_unsupported") -> None:
     """llama.cpp reads this file of its own accord, so that its options would not be the rendered ones.
 
@@ -146,72 +130,23 @@ def read_version(executable: Path, limit_s: float = VERSION_LIMIT_S) -> Version:
     Raises: Refusal `engine_version_failed` when it cannot be run, fails, prints too much or takes too long;
       `engine_unsupported` when its version line is not llama.cpp's.
     """
-    said = _run([*program(str(executable)), "--version"], executable, limit_s)
-    match = _VERSION.search(said)
+    what = f"{executable} --version"
+    said = run_once(
+        [*program(str(executable)), "--version"],
+        env={"PATH": f"{executable.parent}:{SYSTEM_PATH}"},
+        what=what,
+        limit_s=limit_s,
+        bytes_max=OUTPUT_BYTES_MAX,
+        stream="stderr",
+    )
+    if said.status != 0:
+        raise Refusal("engine_version_failed", f"{what} ended with {said.status}: {said.last_line}")
+    match = _VERSION.search(said.text)
     if match is None:
         raise Refusal(
             "engine_unsupported", f"{executable} --version does not print llama.cpp's version line on standard error"
         )
     return Version(version=match["version"], build=int(match["build"]), commit=match["commit"])
-
-
-def _run(argv: list[str], executable: Path, limit_s: float) -> str:
-    env = {"PATH": f"{executable.parent}:{SYSTEM_PATH}"}
-    try:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise Refusal("engine_version_failed", f"{executable} cannot be run: {error.strerror}") from None
-    try:
-        said = _read(process, executable, limit_s)
-    finally:
-        # The group, not the process: whatever it started goes with it. The leader is not reaped yet, so its
-        # number cannot have become somebody else's.
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing was left in it
-        status = process.wait()
-    if status != 0:
-        last = said.strip().splitlines()[-1:] or ["it said nothing"]
-        raise Refusal("engine_version_failed", f"{executable} --version ended with {status}: {_printable(last[0])}")
-    return said
-
-
-def _read(process: subprocess.Popen[bytes], executable: Path, limit_s: float) -> str:
-    assert process.stderr is not None
-    said, ends = b"", time.monotonic() + limit_s
-    with process.stderr as stream, selectors.DefaultSelector() as selector:
-        os.set_blocking(stream.fileno(), False)
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            if not selector.select(max(0.0, ends - time.monotonic())):
-                raise Refusal("engine_version_failed", f"{executable} --version did not answer within {limit_s:.0f} s")
-            piece = os.read(stream.fileno(), OUTPUT_BYTES_MAX + 1)
-            if not piece:
-                break
-            said += piece
-            if len(said) > OUTPUT_BYTES_MAX:
-                raise Refusal(
-                    "engine_version_failed", f"{executable} --version printed more than {OUTPUT_BYTES_MAX} bytes"
-                )
-    # The stream has ended; a program that closed it and lives on gets what is left of the time.
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if time.monotonic() > ends:
-            raise Refusal("engine_version_failed", f"{executable} --version did not end within {limit_s:.0f} s")
-        time.sleep(0.005)
-    return said.decode("utf-8", "replace")
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)[:200]
 
 
 _measured: dict[str, tuple[tuple[object, ...], str]] = {}
