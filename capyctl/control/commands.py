@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, measuring, notices, operations, requests, residue, verifying
+from capyctl.control import lanes, measuring, notices, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -461,7 +461,7 @@ def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by
             case deployment.SetCount(instances=count):
                 resize(book, identity, count)
             case deployment.EndWaiters(code=code, reason=reason):
-                requests.fail_waiters(book, identity, code, reason)
+                requests.fail_waiters(book, identity, code, outward.words(reason))
             case deployment.DropRecord():
                 _drop(book, row)
             case _:

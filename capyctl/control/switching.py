@@ -12,7 +12,7 @@ import attrs
 
 from capyctl import ulid
 from capyctl.control import events as e
-from capyctl.control import lanes, operations, requests, residue, verifying
+from capyctl.control import lanes, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, residency, switch
@@ -281,7 +281,7 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
         case switch.StopVictim(lane=lane):
             _leave(book, state, lane, parks=False)
         case switch.FailWaiters(target=target, code=code, reason=reason):
-            requests.fail_waiters(book, target, code, reason, 1)
+            requests.fail_waiters(book, target, code, outward.words(reason), 1)
             _pause(book, target, code, reason)
         case switch.Conclude(host=host):
             book.active_switches.pop(host, None)

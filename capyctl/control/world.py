@@ -11,7 +11,18 @@ from collections.abc import Iterable
 
 import attrs
 
-from capyctl.control import commands, hosts, invariants, lanes, measuring, operations, requests, schedule, switching
+from capyctl.control import (
+    commands,
+    hosts,
+    invariants,
+    lanes,
+    measuring,
+    operations,
+    outward,
+    requests,
+    schedule,
+    switching,
+)
 from capyctl.control import events as e
 from capyctl.control.book import Book, Settings, lane_of
 from capyctl.control.orders import Measure, Order
@@ -231,7 +242,7 @@ def _unusable(book: Book, event: e.RevisionUnusable) -> None:
                 lane,
                 facts.NotPlaced(now_ms=event.now_ms, code=event.code, reason=event.reason, final=True),
             )
-    requests.fail_waiters(book, event.deployment, event.code, event.reason)
+    requests.fail_waiters(book, event.deployment, event.code, outward.words(event.reason))
 
 
 def _started(book: Book, event: e.ControllerStarted) -> None:

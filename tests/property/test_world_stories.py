@@ -872,3 +872,16 @@ def ledger_line(here: Shell, identity: DeploymentId) -> tuple[int, int | None]:
     assert view is not None
     (line,) = view["ledger"]
     return line["bytes"], line["planned_bytes"]
+
+
+def test_a_client_that_waits_for_a_checkpoint_reads_no_place_of_the_machine() -> None:
+    here = checked(shell(1))
+    a = here.deploy(BIG)  # not measured yet
+    answers = heard(here, o.Answer)
+    here.ask("a")
+    reason = "the model directory /srv/models/qwen is not there"
+    here.tell(e.RevisionUnusable(now_ms=Millis(here.now), deployment=a, revision=1, code="invalid_root", reason=reason))
+    here.ask("a")
+    assert [order.message.removeprefix("a cannot start: ") for order in answers] == [
+        "the model directory qwen is not there"
+    ] * 2
