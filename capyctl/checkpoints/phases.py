@@ -242,8 +242,14 @@ def check_fits(
             )
 
 
-def limits(document: Deployment, weights: int, host_deadline_ms: int | None, *, family: str) -> tuple[Millis, Millis]:
-    """Time limits of a cold start and of a wake, milliseconds. Source: engines 12.2."""
+def limits(
+    document: Deployment, weights: int, host_deadline_ms: int | None, *, family: str, built: bool = False
+) -> tuple[Millis, Millis]:
+    """Time limits of a cold start and of a wake, milliseconds. Source: engines 12.2.
+
+    Args:
+      built: a launch before has compiled what the family compiles on its first start.
+    """
     deadline = document.request_deadline.ms if document.request_deadline is not None else host_deadline_ms
 
     def bounded(derived: int, most: int) -> Millis:
@@ -254,7 +260,7 @@ def limits(document: Deployment, weights: int, host_deadline_ms: int | None, *, 
     if family in ("vllm", "sglang"):
         derived += FIRST_START_MS
     initialize = bounded(derived, 1_800_000)
-    if family == "tensorfold":
+    if family == "tensorfold" and not built:
         # It compiles its kernels at the first start, and waits for that longer than a request may elsewhere.
         least = TENSORFOLD_START_MS if document.request_deadline is None else document.request_deadline.ms
         initialize = Millis(min(TENSORFOLD_START_MS, least))

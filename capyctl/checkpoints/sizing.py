@@ -60,7 +60,8 @@ def derive_plan(
         needs = _needs(facts, document, machine, family, residency)
         phases, provenance = derived_phases(needs, machine, residency, weights)
     check_fits(phases, provenance, policy, document.name)
-    initialize, wake = limits(document, weights, request_deadline_ms, family=family)
+    built = bool(facts.get("kernels_built"))
+    initialize, wake = limits(document, weights, request_deadline_ms, family=family, built=built)
     return Plan(
         phases=phases,
         provenance=provenance,

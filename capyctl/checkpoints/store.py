@@ -42,6 +42,7 @@ class CheckpointStore:
       cache_file: where hashes are remembered; None keeps them in memory.
       fixed_args: the arguments that a profile adds to every launch: some of them decide about memory.
       family_of: the family of a profile; without it the document's own word counts.
+      built: whether a profile's engine has compiled its kernels on this host already.
       trust_declared: a digest that a document declares is taken without reading large files (config 5).
     """
 
@@ -52,12 +53,14 @@ class CheckpointStore:
         fixed_args: Callable[[str], Sequence[str]] | None = None,
         *,
         family_of: Callable[[str], str] | None = None,
+        built: Callable[[str], bool] | None = None,
         trust_declared: bool = False,
     ) -> None:
         self.cache = StatCache(cache_file)
         self.models_root = models_root
         self.fixed_args = fixed_args
         self.family_of = family_of
+        self.built = built
         self.trust_declared = trust_declared
 
     def resolve(self, model: str) -> Path:
@@ -88,7 +91,10 @@ class CheckpointStore:
                 "checkpoint_mismatch",
                 f"{model_dir} has the digest {digest} and model.content_fingerprint expects {expected}",
             )
-        return Checkpoint(digest=digest, weight_bytes=int(facts["weight_bytes"]), facts={**facts, "host_args": fixed})
+        facts = {**facts, "host_args": fixed}
+        if self.built is not None and self.built(wanted.profile):
+            facts["kernels_built"] = True
+        return Checkpoint(digest=digest, weight_bytes=int(facts["weight_bytes"]), facts=facts)
 
     def _facts(self, listing: Listing, wanted: Deployment, fixed: Sequence[str]) -> dict[str, Any]:
         family = self._family(wanted)

@@ -34,6 +34,7 @@ from capyctl.engines.sglang.render import restart_only as sglang_restart_only
 from capyctl.engines.tensorfold import installation as tensorfold
 from capyctl.engines.tensorfold import options as tensorfold_options
 from capyctl.engines.tensorfold.adapter import TensorfoldAdapter
+from capyctl.engines.tensorfold.adapter import built as built_tensorfold
 from capyctl.engines.tensorfold.adapter import check_document as check_tensorfold
 from capyctl.engines.tensorfold.render import check_served_name as check_tensorfold_name
 from capyctl.engines.vllm import installation as vllm
@@ -67,6 +68,8 @@ class Family:
     restart_only: Callable[[Deployment, Registered], str | None] = lambda document, registered: None
     """Why a deployment on a family that parks cannot, by its own options; None where it can."""
     aborts: Callable[[str], bool] = lambda version: True  # whether a build has the family's abort by id
+    built: Callable[[Registered, Path], bool] = lambda registered, state_dir: True
+    """Whether kernels that the family compiles on its first start are there, below a state directory. Blocking."""
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
     toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
@@ -116,6 +119,7 @@ TENSORFOLD = Family(
         registered=registered, models_root=models_root, telemetry=telemetry
     ),
     check_document=check_tensorfold,
+    built=built_tensorfold,
     toolkit=True,
     toolchain=tensorfold.check_toolchain,
 )

@@ -154,6 +154,13 @@ class Registry:
         registered = self.registered(profile)
         return self.family_of(profile).adapter(registered, self.models_root, self.telemetry)
 
+    def built(self, state_dir: Path, profile: str) -> bool:
+        """Whether a profile's engine has compiled its kernels below `state_dir`; true of those that compile none.
+
+        Blocking. Raises: Refusal as `registered`.
+        """
+        return self.family_of(profile).built(self.registered(profile), state_dir)
+
     def family_of(self, profile: str) -> Family:
         """The family of a profile, with the traits of its installation. Raises: Refusal as `registered`."""
         registered = self.registered(profile)

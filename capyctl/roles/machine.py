@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -135,6 +136,7 @@ async def machine(
                     models,
                     registry.fixed_args,
                     family_of=lambda profile: registry.registered(profile).engine,
+                    built=partial(registry.built, state_dir),
                     trust_declared=half.checkpoints.trust_declared_digest,
                 ),
                 journal=journal,

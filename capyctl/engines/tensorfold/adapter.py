@@ -77,15 +77,6 @@ class TensorfoldAdapter(RestartOnly):
             return None
         return PACKAGE.digest(prefix_of(self.registered.executable)) != self.registered.digest
 
-    def extensions_dir(self, state_dir: Path) -> Path:
-        """Where this build keeps its compiled kernels."""
-        build = re.sub(r"[^A-Za-z0-9.+-]", "_", self.registered.fingerprint)
-        return state_dir / "engines" / "tensorfold" / build / "torch_extensions"
-
-    def built(self, state_dir: Path) -> bool:
-        """Whether a launch before this one left compiled kernels: then its start need not be waited for as long."""
-        return next(self.extensions_dir(state_dir).glob("**/*.so"), None) is not None
-
     def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch. Creates the directory of kernels, 0700, and forgets locks of dead builds.
 
@@ -93,7 +84,7 @@ class TensorfoldAdapter(RestartOnly):
         """
         document = parse_deployment(facts.document, "the deployment")
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
-        extensions = self.extensions_dir(facts.state_dir)
+        extensions = extensions_dir(self.registered, facts.state_dir)
         extensions.mkdir(mode=0o700, parents=True, exist_ok=True)
         if facts.alone:
             forget_locks(extensions)
@@ -170,6 +161,17 @@ class TensorfoldAdapter(RestartOnly):
     def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
         """(code, one line) when the engine's last lines name a typed failure, else None."""
         return classify(last_words)
+
+
+def extensions_dir(registered: Registered, state_dir: Path) -> Path:
+    """Where a build keeps its compiled kernels."""
+    build = re.sub(r"[^A-Za-z0-9.+-]", "_", registered.fingerprint)
+    return state_dir / "engines" / "tensorfold" / build / "torch_extensions"
+
+
+def built(registered: Registered, state_dir: Path) -> bool:
+    """Whether a launch before left compiled kernels: then a start need not be waited for as long."""
+    return next(extensions_dir(registered, state_dir).glob("**/*.so"), None) is not None
 
 
 def check_document(document: Deployment, registered: Registered) -> None:

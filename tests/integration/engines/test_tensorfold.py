@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import attrs
 import pytest
 import trio
 
+from capyctl.checkpoints.sizing import derive_plan
+from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents.deployment import parse_deployment
 from capyctl.engines import register
 from capyctl.engines.adapter import LaunchFacts
@@ -23,17 +26,33 @@ from capyctl.engines.detect import detect
 from capyctl.engines.families import traits_of
 from capyctl.engines.python.installation import cuda_home
 from capyctl.engines.register import add_engine
+from capyctl.engines.registry import Registry
 from capyctl.engines.tensorfold import installation as tensorfold
-from capyctl.engines.tensorfold.adapter import TensorfoldAdapter, classify, forget_locks
+from capyctl.engines.tensorfold.adapter import TensorfoldAdapter, classify, extensions_dir, forget_locks
 from capyctl.engines.tensorfold.render import memory_cap
 from capyctl.errors import CapyError, Refusal
+from capyctl.fsm.types import Bytes, Domain, HostId
 from capyctl.host.http import LoopbackClient
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from tests.engines.checkpoints import write_checkpoint
 from tests.engines.installation import Installation, lay_out
 from tests.nvml import card
 
 GIB = 1 << 30
 MIB = 1 << 20
+MACHINE = HostPolicy(
+    host=HostId("H"),
+    name="box",
+    domains={
+        Domain("unified"): DomainPolicy(
+            kind=DomainKind.UNIFIED,
+            capacity_bytes=Bytes(32 * GIB),
+            managed_bytes=Bytes(16 * GIB),
+            reserve_bytes=Bytes(2 * GIB),
+            parked_bytes=Bytes(0),
+        )
+    },
+)
 
 
 def tool(path: Path) -> Path:
@@ -318,12 +337,20 @@ async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[LoopbackCli
 async def test_the_first_request_builds_and_is_waited_for_longer_than_any_other_answer(bench: Bench) -> None:
     bench.tensorfold.set(build_s=0.4)
     facts = bench.facts()
-    assert not bench.adapter.built(bench.state)
+    registry = Registry(bench.state.parent / "conf" / "engines.yaml", models_root=bench.model.parent)
+    registry.reload()
+    store = CheckpointStore(
+        None, bench.model.parent, family_of=lambda profile: "tensorfold", built=partial(registry.built, bench.state)
+    )
+    document = parse_deployment(bench.document(), "d")
+    first = derive_plan(store.measure(bench.model, document).facts, document, MACHINE, family="tensorfold")
+    assert first.initialize_ms == 1_800_000
     async with started(bench, facts) as client:
         await bench.adapter.verify(client, facts)
         impatient = LoopbackClient(port=facts.port, key=facts.key, limit_s=0.2)
         assert await bench.adapter.probe(impatient, facts, 10.0) > 0
-        assert bench.adapter.built(bench.state)
+        later = derive_plan(store.measure(bench.model, document).facts, document, MACHINE, family="tensorfold")
+        assert later.initialize_ms == 130_737
         assert await bench.adapter.gauges(client) == (0, 0, 0)
         bench.tensorfold.set(busy={"running": 2, "waiting": 3})
         assert (await bench.adapter.gauges(client))[:2] == (2, 3)
@@ -337,7 +364,7 @@ async def test_the_first_request_builds_and_is_waited_for_longer_than_any_other_
 
 
 async def test_the_lock_of_a_dead_build_is_removed_only_when_nobody_else_can_be_building(bench: Bench) -> None:
-    extensions = bench.adapter.extensions_dir(bench.state)
+    extensions = extensions_dir(bench.adapter.registered, bench.state)
     lock = extensions / "tensorfold_kernels" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
