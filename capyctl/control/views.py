@@ -86,7 +86,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "instances": [_instance(book, lane, one, now_ms) for lane, one in instances],
         "startup": _startup(plan),
         "initialize_ms": plan.initialize_ms if plan else None,
-        "context": {"tokens": plan.context_tokens, "reason": plan.context_reason} if plan else None,
+        "context": _context(plan),
         "slots": plan.slots if plan else None,
         "facts": dict(plan.facts) if plan else {},
         "checkpoint": _checkpoint(row),
@@ -100,6 +100,13 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "supported_actions": _actions(row, instances),
         "document": spec.document,
     }
+
+
+def _context(plan: Plan | None) -> Json | None:
+    """None while it is not resolved, and for an engine that is not told one."""
+    if plan is None or not plan.context_tokens:
+        return None
+    return {"tokens": plan.context_tokens, "reason": plan.context_reason}
 
 
 def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
