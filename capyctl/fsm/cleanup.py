@@ -38,6 +38,7 @@ from capyctl.fsm.gate import Closure, LeftReady, ReadyProven, ReasonAdded
 from capyctl.fsm.proofs import GoneProof
 from capyctl.fsm.run import (
     ATTEMPTS_MAX,
+    COOLDOWN_MS,
     IDLE_GATE_MS,
     PROBE_MS,
     TERMINATE_MS,
@@ -406,8 +407,12 @@ def look(state: State, event: f.Turn) -> State:
 
 
 def look_later(state: State, event: f.Probed) -> State:
-    """looked in vain; again after a pause"""
-    return _pause(state, event, event.reason or "the look proved nothing")
+    """looked in vain; again after a pause, a short one while a launch may still be loading"""
+    after = _pause(state, event, event.reason or "the look proved nothing")
+    if state.lost is not Step.LAUNCH:
+        return after
+    # Whoever waits for it is to wait no more than twice as long as it loads.
+    return attrs.evolve(after, look_at_ms=Millis(event.now_ms + min(LOADING_MS * 2**state.looks, COOLDOWN_MS)))
 
 
 def look_lost(state: State, event: f.OrderLost) -> State:
@@ -626,6 +631,7 @@ def adopted_parked(state: State, event: f.Probed) -> HandOver:
 
 # --- invariants -----------------------------------------------------------------------------------
 
+LOADING_MS = Millis(1_000)  # the first pause between two looks at a launch that may still be loading; it doubles
 LOOKS_COUNTED = 6
 """From here on the pause is ten minutes; counting further would tell nothing."""
 

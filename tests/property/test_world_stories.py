@@ -885,3 +885,15 @@ def test_a_client_that_waits_for_a_checkpoint_reads_no_place_of_the_machine() ->
     assert [order.message.removeprefix("a cannot start: ") for order in answers] == [
         "the model directory qwen is not there"
     ] * 2
+
+
+def test_a_launch_that_outlives_its_controller_serves_soon_after_it_is_loaded() -> None:
+    here, (a,) = world(attrs.evolve(BIG, load_ms=12_000))
+    here.start(a)
+    here.run(3_000)
+    here.crash()
+    died = here.now
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    assert here.lane(a).gate_open
+    assert here.now - died < 30_000, "no look waits longer than all that came before it"
+    assert len(here.launches) == 1
