@@ -209,6 +209,7 @@ RESERVED_ENV = (
     Reserved("VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "answers stay out of the log"),
     Reserved("VLLM_LOGGING_CONFIG_PATH", "the log writer owns the log"),
     Reserved("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "requests could load weights"),
+    Reserved("VLLM_CPU_KVCACHE_SPACE", "memory follows the ledger"),
     Reserved("LMCACHE_*", "the cache server is CapyCTL's"),
     Reserved("HF_HUB_OFFLINE", "the engine fetches nothing"),
     Reserved("TRANSFORMERS_OFFLINE", "the engine fetches nothing"),
