@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capyctl.documents import owned, paths, reader, settings
+from capyctl.documents.custom_engine import MANIFEST_KIND, parse_manifest
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.paths import Row
 from capyctl.errors import Refusal
@@ -49,6 +50,8 @@ def check(raw: dict[str, Any], called: str, overrides: Sequence[str] = ()) -> tu
 
     Raises: Refusal naming the document or the override at fault.
     """
+    if raw.get("kind") == MANIFEST_KIND and not overrides:  # no role reads one as its document
+        return MANIFEST_KIND, parse_manifest(raw, called)
     kind = kind_of(raw, called)
     if kind == "deployment":
         if overrides:

@@ -86,6 +86,14 @@ def test_a_custom_engine_is_confirmed_by_a_person_and_pinned(shell: Shell, progr
     assert shell("engine", "remove", "judge", **more).out.startswith("Removed judge\n")
 
 
+def test_a_manifest_is_checked_offline_like_any_document(shell: Shell, program: Path) -> None:
+    assert shell("validate", "config", "judge.yaml").out == "judge.yaml is a valid custom_engine document\n"
+    (shell.home / "bad.yaml").write_text(MANIFEST.replace("{port}", "8101"))
+    done = shell("validate", "config", "bad.yaml")
+    assert done.status == 2
+    assert "bad.yaml: command: does not say {port}" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
