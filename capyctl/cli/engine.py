@@ -277,11 +277,16 @@ def _owner(where: Places) -> tuple[int, int] | None:
 
 
 def _publish(where: Places) -> tuple[str, CapyError | None]:
-    """Ask a running role to read the file again. The file is written either way."""
+    """Ask a running role to read the file again. The file is written either way.
+
+    What the role refuses is `publish_rejected`, whatever its reason: the command itself was a good one.
+    """
     try:
         answer = control.ask(where, {"verb": "add"})
     except CapyError as refusal:
-        return "not_published", refusal
+        if refusal.code == "agent_unreachable":
+            return "not_published", refusal
+        return "not_published", Refusal("publish_rejected", f"the running role keeps its engines: {refusal.message}")
     return ("role_not_running" if answer is None else "published"), None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,40 @@ def test_without_a_path_a_person_picks_from_what_was_found(shell: Shell) -> None
     saved = (shell.home / "config" / "capyctl" / "engines.yaml").read_text()
     assert "RUST_*" in saved
     assert "HF_*" not in saved  # a flag replaces the variable as a whole
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "published"),
+    [
+        ({"ok": True}, 0, "yes"),
+        ({"error": {"code": "profile_exists", "message": "judge is stated twice", "retryable": False}}, 21, "no"),
+        (None, 22, "no"),
+    ],
+)
+def test_a_running_role_is_told_and_what_it_says_is_the_exit(
+    shell: Shell, program: Path, answer: dict[str, object] | None, status: int, published: str
+) -> None:
+    shell.state.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as role:
+        role.bind(os.path.relpath(shell.state / "control.sock"))  # a socket's name has at most 107 bytes
+        role.listen()
+        asked: list[bytes] = []
+
+        def answer_once() -> None:
+            link, _ = role.accept()
+            with link:
+                asked.append(link.recv(4096))
+                if answer is not None:
+                    link.sendall(json.dumps(answer).encode() + b"\n")
+
+        thread = threading.Thread(target=answer_once, daemon=True)
+        thread.start()
+        words = ("--custom", str(program), "--name", "judge", "--manifest", "judge.yaml", "--yes")
+        done = shell("engine", "add", *words, XDG_CONFIG_HOME=str(shell.home / "config"))
+        thread.join(10)
+    assert (done.status, json.loads(asked[0])) == (status, {"verb": "add"})
+    assert f"Published      {published}" in done.out
+    assert (shell.home / "config" / "capyctl" / "custom-engines.yaml").exists()
 
 
 def test_the_roles_own_engine_is_not_removed_here(shell: Shell) -> None:
