@@ -171,8 +171,10 @@ def _never_measured(executable: Path) -> Measurement:
     raise Refusal("engine_unsupported", f"{executable}: a custom engine is registered with --custom and a manifest")
 
 
-def _check_any_name(name: str) -> None:
-    """A custom engine is given the name as one word, whatever it holds."""
+def _check_custom_name(name: str) -> None:
+    """A custom engine is given the name as one word, which must not read as an option. Raises: Refusal."""
+    if name.startswith("-"):
+        raise Refusal("invalid_config", f"routes: {name!r} cannot be the served name on a custom engine")
 
 
 CUSTOM = Family(
@@ -185,7 +187,7 @@ CUSTOM = Family(
     distributions=(),
     find=lambda path: None,  # nothing tells one from another program
     measure=_never_measured,
-    check_served_name=_check_any_name,
+    check_served_name=_check_custom_name,
     adapter=lambda registered, models_root, telemetry: CustomAdapter(registered=registered, telemetry=telemetry),
     decisions=lambda version: True,  # its manifest says, and is asked when a deployment is checked
 )

@@ -36,6 +36,8 @@ def check_program(path: Path) -> None:
         raise Refusal("engine_unsupported", f"{path} is not a regular file")
     if not os.access(path, os.X_OK):
         raise Refusal("engine_unsupported", f"{path} is not executable. Try: chmod +x {path}")
+    if status.st_mode & stat.S_IWOTH:
+        raise Refusal("engine_unsupported", f"{path} can be written by every user. Try: chmod o-w {path}")
     if status.st_size > PROGRAM_BYTES_MAX:
         raise Refusal("engine_unsupported", f"{path} is larger than {PROGRAM_BYTES_MAX >> 30} GiB")
 

@@ -154,7 +154,10 @@ def test_nothing_is_written_on_a_refusal(place: Place, tmp_path: Path) -> None:
         "engine_env_reserved:NCCL_*": lambda: place.add(approve_env=["NCCL_*"]),
     }.items():
         assert refused(call).code == code
-    for program in (here, folder.program, plain.program):
+    open_to_all = tmp_path / "open"
+    open_to_all.write_text("#!/bin/sh\n")
+    open_to_all.chmod(0o757)
+    for program in (here, folder.program, plain.program, open_to_all):
         error = refused(attrs.evolve(place, program=program).add)
         assert (error.code, error.exit_code) == ("engine_unsupported", 17)
     assert refused(attrs.evolve(place, manifest=tmp_path / "none").add).code == "invalid_config"
@@ -229,6 +232,7 @@ DEPLOYMENT = {"name": "j", "engine": "judge", "model": "m", "resources": {"gpu":
     [
         ({"api": "decisions"}, "serves chat"),
         ({"resources": None}, "is required on custom"),
+        ({"routes": ["--trust-me", "j"]}, "served name"),
         ({"residency": "deep", "resources": None}, "cannot park"),
         ({"engine_config": {"context_length": 9}}, "context_length"),
         ({"engine_config": {"memory": {"request": "1GiB"}}}, "resources"),
