@@ -37,6 +37,7 @@ from capyctl.session import messages as m
 SETTLE_S = 30.0  # drivers give memory back after the call has returned
 SETTLE_LOOK_S = 5.0  # the same for a release whose answer was lost some time ago
 LAST_WORDS_S = 0.5  # of a limit, to say what was seen
+LOOK_FIRST_S = 0.02  # most engines are done when they say so: the second look comes soon, later ones seldom
 LOOK_EVERY_S = 0.5
 QUIET_S = 5.0  # an engine that was read idle may have to finish its last step
 ALIVE_S = 15.0  # of a parked engine, until it answers what may be asked of it
@@ -164,7 +165,7 @@ class Parking:
         self, engine: Engine, budget: Mapping[Domain, Bytes], released_at: Millis, ends_at_s: float
     ) -> dict[Domain, Resident]:
         """P-RESID on every domain of `budget`. Raises: _Unknown with the figures that did not fit."""
-        seen = "nothing was sampled"
+        seen, wait_s = "nothing was sampled", LOOK_FIRST_S
         with trio.move_on_at(min(ends_at_s, trio.current_time() + SETTLE_S)):
             while not engine.ended.is_set():
                 held = await self.observer.held(engine.processes)
@@ -183,7 +184,8 @@ class Parking:
                     }
                 words = [f"{_mib(held.bytes[one])} left on {one}, at most {_mib(budget[one])} may be" for one in over]
                 seen = "; ".join([*words, *(f"{one} does not say what is left" for one in lacking)]) or seen
-                await trio.sleep(LOOK_EVERY_S)
+                await trio.sleep(wait_s)
+                wait_s = min(wait_s * 2, LOOK_EVERY_S)
         raise _Unknown(engine.story() if engine.ended.is_set() else seen)
 
     async def _same_after(self, engine: Engine) -> SameEngine:
