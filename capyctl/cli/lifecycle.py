@@ -1,4 +1,4 @@
-"""`start | stop | park | delete deployment`, and what they share: one action, accepted, maybe waited for.
+"""`start | stop | park | preinitialize | delete deployment`, and what they share: one action, maybe waited for.
 
 Source: cli 10, 14; api 5.3.
 """
@@ -147,17 +147,25 @@ def _accepted(sentence: str, receipt: dict[str, Any], common: Common) -> None:
         summary(sentence, receipt_lines(receipt))
 
 
-def _simple(action: str, done: str, name: str, wait: bool, request_id: str | None, common: Common) -> None:
+def _simple(
+    action: str,
+    done: str,
+    name: str,
+    wait: bool,
+    request_id: str | None,
+    common: Common,
+    limit_ms: int = STOP_LIMIT_MS,
+) -> None:
     api = management(common, request_id)
     view = api.deployment(name)
     announce(api)
-    receipt = act(api, view, action, STOP_LIMIT_MS)
+    receipt = act(api, view, action, limit_ms)
     if not wait:
         _accepted(f"{action.capitalize()} requested for {view['name']}", receipt, common)
         return
     text = f"Waiting for the {action} of {view['name']} to finish"
-    note(f"{text} (at most {STOP_LIMIT_MS // 1000}s)")
-    operation = progress.wait_for(api, str(receipt["operation_id"]), text, STOP_LIMIT_MS / 1000)
+    note(f"{text} (at most {limit_ms // 1000}s)")
+    operation = progress.wait_for(api, str(receipt["operation_id"]), text, limit_ms / 1000)
     progress.check_succeeded(operation, str(view["name"]))
     if common.as_json:
         emit_json({**api.deployment(str(view["id"])), "operation": operation})
@@ -173,6 +181,11 @@ def stop(name: str, /, *, wait: Wait = False, request_id: RequestId = None, comm
 def park(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
     """Park a deployment: its memory is released, the next request wakes it."""
     _simple("park", "Parked", name, wait, request_id, common)
+
+
+def preinitialize(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
+    """Start, prove and park each instance in turn, so that its first request finds it ready to wake."""
+    _simple("preinitialize", "Preinitialized", name, wait, request_id, common, START_LIMIT_MS)
 
 
 def delete(

@@ -73,6 +73,8 @@ def _decide(book: Book, event: e.Event) -> Receipt:
             return _create(book, event)
         case e.DeployAsked():
             return _revise(book, event)
+        case e.StartAsked(park=True):
+            return _preinitialize(book, event)
         case e.StartAsked():
             return _start(book, event)
         case e.StopAsked():
@@ -216,6 +218,33 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     )
 
 
+def _preinitialize(book: Book, event: e.StartAsked) -> Receipt:
+    """Accept it; `preinit` takes the steps."""
+    row = _known(book, event.deployment)
+    identity = row.state.deployment
+    if not row.spec.residency.parks:
+        raise _Turned("unsupported_capability", WORDS["unsupported_capability"].format(name=row.spec.name))
+    after, effects = deployment.step(
+        row.state, deployment.StartAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+    )
+    _refuse(effects, row)
+    if _still_stopping(book, identity):
+        raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
+    book.put_deployment(attrs.evolve(row, state=after))
+    opened = next(operations.open_for(book, identity, operations.PREINIT), None)
+    if opened is not None:
+        operations.tell(book, opened.operation, operation.Joined(now_ms=event.now_ms))
+        return Receipt(operation=opened.operation, deployment=identity, revision=after.revision, joined=True)
+    indices = tuple(lane.index for lane, one in book.of(identity) if not one.is_parked)
+    _open(book, event.command.operation, identity, Kind.PREINITIALIZE, indices, event.deadline_ms, event.now_ms)
+    return Receipt(
+        operation=event.command.operation,
+        deployment=identity,
+        revision=after.revision,
+        checkpoint_pending=after.gate is deployment.Gate.PENDING,
+    )
+
+
 def _still_stopping(book: Book, identity: DeploymentId) -> bool:
     """Whether an operator's stop of it is not finished; what a switch ends starts again when it is gone."""
     for _, one in book.of(identity):
@@ -291,7 +320,7 @@ def _stop(book: Book, event: e.StopAsked) -> Receipt:
 
 def supersede(book: Book, identity: DeploymentId, by: OperationId) -> None:
     """End the open starts and parks of a deployment that armed nothing: a stop was accepted over them."""
-    for goal in (operations.SERVE, operations.PARK):
+    for goal in (operations.SERVE, operations.PARK, operations.PREINIT):
         for state in operations.open_for(book, identity, goal):
             if state.phase is operation.Phase.ACCEPTED:
                 operations.tell(book, state.operation, operation.Replaced(now_ms=book.now_ms, by=by))
@@ -401,6 +430,7 @@ def retire(book: Book, lane: Lane) -> bool:
 def _forget(book: Book, lane: Lane, reason: str) -> None:
     """Drop an instance of which nothing is left; whatever an open operation wanted of it is settled by that."""
     operations.failed(book, lane, operations.SERVE, "deployment_stopped", reason)
+    operations.failed(book, lane, operations.PREINIT, "deployment_stopped", reason)
     operations.met(book, lane, operations.PARK)
     operations.met(book, lane, operations.STOP)
     book.drop_instance(lane)

@@ -68,12 +68,15 @@ class DeployAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class StartAsked(Event):
+    """`park`: each instance is parked once it is proven, and only then the next one is started (preinitialize)."""
+
     command: Command
     deployment: DeploymentId
     expected_revision: int | None = None
     evict: bool = False
     deadline_ms: Millis | None = None
     initialize_ms: Millis | None = None
+    park: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -343,7 +343,7 @@ def inv_50_an_open_start_is_pursued(book: Book) -> bool:
 def _pursued(row: InstanceRow, goal: str) -> bool:
     if goal == operations.SERVE:
         return row.wish is not None or row.on_the_way or row.in_progress
-    return row.in_progress
+    return row.in_progress or goal == operations.PREINIT  # the others wait for their turn
 
 
 def inv_56_what_is_deleted_left_nothing(book: Book) -> bool:

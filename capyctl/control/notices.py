@@ -55,6 +55,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
             _parked(book, lane)
         case fx.ParkEnded(code=str(code), reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
+            operations.failed(book, lane, operations.PREINIT, code, reason)
             switching.not_released(book, lane, reason)
         case fx.ParkBecameStop(stop=stop, reason=reason):
             operations.waits(book, lane, "parked_capacity", reason)
@@ -67,10 +68,12 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.StopEnded(stop=stop):
             operations.met(book, lane, operations.STOP)
             operations.met(book, lane, operations.PARK)
+            operations.failed(book, lane, operations.PREINIT, "deployment_stopped", "it was stopped before it parked")
             switching.released(book, lane, _how(book, lane))
             _stopped(book, lane, stop)
         case fx.StopWithdrawn(code=code, reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
+            operations.failed(book, lane, operations.PREINIT, code, reason)
             switching.not_released(book, lane, reason)
         case fx.RunGone(incarnation=incarnation, proof=proof):
             _fence(book, lane, incarnation.generation)
@@ -94,6 +97,7 @@ def _opened(book: Book, lane: Lane) -> None:
 
 def _parked(book: Book, lane: Lane) -> None:
     operations.met(book, lane, operations.PARK)
+    operations.met(book, lane, operations.PREINIT)
     switching.released(book, lane, switch.Released.PARKED)
     if book.settings.parked_idle_ms is not None:
         book.due.at(Millis(book.now_ms + book.settings.parked_idle_ms + 1), "idle", None)
@@ -112,6 +116,7 @@ def start_ended(book: Book, lane: Lane, code: str, reason: str) -> None:
     """It will not serve; the switch that made room for it hears that while the wish still names the switch."""
     switching.target_failed(book, lane, code, reason)
     operations.failed(book, lane, operations.SERVE, code, reason)
+    operations.failed(book, lane, operations.PREINIT, code, reason)
     forget_wish(book, lane)
 
 

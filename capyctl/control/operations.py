@@ -12,7 +12,7 @@ from capyctl.fsm.types import DeploymentId, Lane, OperationId
 
 OPEN = frozenset({Phase.ACCEPTED, Phase.RUNNING, Phase.UNCERTAIN})
 
-SERVE, PARK, STOP = "serve", "park", "stop"
+SERVE, PARK, STOP, PREINIT = "serve", "park", "stop", "preinit"
 GOAL = {
     Kind.START: SERVE,
     Kind.INITIALIZE: SERVE,
@@ -20,6 +20,7 @@ GOAL = {
     Kind.STOP: STOP,
     Kind.DELETE: STOP,
     Kind.DRAIN: STOP,
+    Kind.PREINITIALIZE: PREINIT,
 }
 """What each kind of operation wants of an instance."""
 
@@ -109,7 +110,7 @@ def failed(book: Book, lane: Lane, goal: str, code: str, reason: str) -> None:
 
 def unknown(book: Book, lane: Lane, reason: str) -> None:
     """Nobody knows where it is."""
-    for goal in (SERVE, PARK, STOP):
+    for goal in (SERVE, PARK, STOP, PREINIT):
         _report(book, lane, goal, Result.UNKNOWN, "unreconciled", reason)
 
 

@@ -10,12 +10,12 @@ import operator
 
 import attrs
 
-from capyctl.control import commands, lanes, notices, operations, reclaiming, requests, switching
+from capyctl.control import commands, lanes, notices, operations, preinit, reclaiming, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.orders import Probe
 from capyctl.control.records import DeploymentRow, InstanceRow, Wish
 from capyctl.errors import InvariantBroken
-from capyctl.fsm import deployment, facts, switch
+from capyctl.fsm import deployment, facts, residency, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
@@ -54,6 +54,7 @@ def settle(book: Book) -> None:
             _proofs,
             _drains,
             _wishes,
+            preinit.advance,
             _parks,
             _wakes,
             _starts,
@@ -128,11 +129,11 @@ def _proofs(book: Book) -> None:
 
 def _parks(book: Book) -> None:
     """Planned parks: the copy must have room, after reclaiming older parked ones."""
-    for lane, _ in _busy(book, ResidencyPhase.PARK_PLANNED):
+    for lane, row in _busy(book, ResidencyPhase.PARK_PLANNED):
         ask = asks.ask_step(book.ledger, lane.owner, Phase.PARKING)
         verdict = admission.propose(book.ledger, ask, book.seen.get(ask.host, {}), book.now_ms)
         if isinstance(verdict, Shortfall):
-            if reclaiming.make_room(book, lane, (ask,)):
+            if not _parks_ahead(row) and reclaiming.make_room(book, lane, (ask,)):
                 continue  # it parks once they are gone
             lanes.tell(
                 book,
@@ -160,7 +161,7 @@ def _wakes(book: Book) -> None:
             continue
         ask = asks.ask_step(book.ledger, lane.owner, Phase.WAKE)
         verdict = admission.propose(book.ledger, ask, book.seen.get(host, {}), book.now_ms)
-        if isinstance(verdict, Shortfall) and _evicts_nobody(row) and reclaiming.make_room(book, lane, (ask,)):
+        if isinstance(verdict, Shortfall) and _evicts_nobody(book, row) and reclaiming.make_room(book, lane, (ask,)):
             continue
         if isinstance(verdict, Shortfall):
             _short(book, lane, Nowhere(shortfalls=(verdict,)))
@@ -190,9 +191,16 @@ def _gate_holds(book: Book, lane: Lane) -> bool:
     return True
 
 
-def _evicts_nobody(row: InstanceRow) -> bool:
-    """An operator wants it, without anybody who serves giving way for it."""
-    return row.wish is not None and row.wish.origin is Origin.OPERATOR and not row.wish.evict
+def _evicts_nobody(book: Book, row: InstanceRow) -> bool:
+    """An operator wants it to serve, without anybody who serves giving way for it."""
+    wish = row.wish
+    return wish is not None and wish.origin is Origin.OPERATOR and not wish.evict and not preinit.is_for(book, wish)
+
+
+def _parks_ahead(row: InstanceRow) -> bool:
+    """It parks before anybody wanted it: nobody who sleeps gives way for that."""
+    life = row.machine.life
+    return isinstance(life, residency.State) and life.ask is not None and life.ask.origin is Origin.PREINIT
 
 
 # --- wishes ----------------------------------------------------------------------------------------------
@@ -216,6 +224,7 @@ def _wishes(book: Book) -> None:
                 continue
             code, reason = refused.code, "it cannot be started now"
         operations.failed(book, lane, operations.SERVE, code, reason)
+        operations.failed(book, lane, operations.PREINIT, code, reason)
         notices.forget_wish(book, lane)
 
 
@@ -290,7 +299,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
         case Hold():
             until = Millis(book.now_ms + HOLD_MS)
             lanes.tell(book, lane, facts.Held(now_ms=book.now_ms, until_ms=until, cause=HoldCause.PEER_STARTUP))
-        case Nowhere() if _evicts_nobody(row) and reclaiming.make_room(book, lane, tries):
+        case Nowhere() if _evicts_nobody(book, row) and reclaiming.make_room(book, lane, tries):
             pass  # it is placed once they are gone
         case Nowhere():
             _short(book, lane, verdict)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import orders, switching
+from capyctl.control import orders, preinit, switching
 from capyctl.control.book import Book
 from capyctl.control.invariants import most
 from capyctl.control.records import DeploymentRow, InstanceRow, Record
@@ -460,6 +460,7 @@ def tr_41_reading_starts_nothing(change: Change) -> bool:
         or row.wish is None
         or change.before.instances[lane].wish is not None
         or bool(change.book.traffic.queue(lane.deployment).waiting)
+        or preinit.is_for(change.book, row.wish)  # an operator asked for it before: its turn came
         for lane, row in ((one, change.book.instances[one]) for one in change.book.wished)
     )
 

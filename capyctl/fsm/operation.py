@@ -36,6 +36,7 @@ class Kind(enum.Enum):
     PARK = "park"
     DELETE = "delete"
     INITIALIZE = "initialize"
+    PREINITIALIZE = "preinitialize"
     DRAIN = "drain"
 
 
@@ -215,7 +216,7 @@ ENDED = at(Phase.SUCCEEDED, Phase.PARTIAL, Phase.FAILED, Phase.SUPERSEDED, Phase
 
 ANY = any_of(Phase)
 
-STARTING = (Kind.START, Kind.INITIALIZE)
+STARTING = (Kind.START, Kind.INITIALIZE, Kind.PREINITIALIZE)
 
 
 def _starts(state: State) -> bool:

@@ -177,7 +177,7 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
 
 # --- changing --------------------------------------------------------------------------------------
 
-NOT_BUILT: Final = ("preinitialize", "suspend", "resume")
+NOT_BUILT: Final = ("suspend", "resume")
 
 
 def _commands(app: QuartTrio, services: Services, door: Door) -> None:
@@ -302,6 +302,15 @@ def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, 
                 initialize_ms=None if limit is None else Millis(limit),
                 now_ms=now_ms,
             )
+        case "preinitialize":
+            return events.StartAsked(
+                command=command,
+                deployment=identity,
+                expected_revision=revision,
+                deadline_ms=None if deadline is None else Millis(deadline),
+                park=True,
+                now_ms=now_ms,
+            )
         case "stop":
             return events.StopAsked(command=command, deployment=identity, expected_revision=revision, now_ms=now_ms)
         case "park":
@@ -311,7 +320,7 @@ def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, 
         case str() if action in NOT_BUILT:
             raise Refusal("unsupported_capability", f"action: {action} is not in this release")
         case _:
-            raise Refusal("invalid_request", "action: expected start, stop, park or delete")
+            raise Refusal("invalid_request", "action: expected start, stop, park, preinitialize or delete")
 
 
 # --- inference keys --------------------------------------------------------------------------------

@@ -233,6 +233,7 @@ class Life:
             *[lambda: self._stop(one)] * 2,
             lambda: shell.stop(one, expected_revision=rng.choice((1, 2))),
             *[lambda: shell.park(parked)] * 5,
+            lambda: shell.start(parked, park=True, deadline_ms=deadline),
             lambda: shell.park(one, expected_revision=rng.choice((1, 2))),
             lambda: shell.delete(one),
             *([lambda: shell.delete(one, stop=True)] if rng.random() < 0.5 else []),
@@ -337,7 +338,9 @@ class Life:
         for opened in book.open_operations.values():
             for one in opened:
                 state = book.operations[one]
-                if not all(self._says_why(state.deployment, target) for target in state.targets):
+                quiet = [self._says_why(state.deployment, target) for target in state.targets]
+                turns = state.kind is operation.Kind.PREINITIALIZE  # one after the other: who waits for its turn waits
+                if not (any(quiet) if turns else all(quiet)):
                     found.append(f"{one} ({state.kind.value} {state.deployment}) is {state.phase.value}")
         return found
 
@@ -376,6 +379,8 @@ def _model(rng: random.Random, name: str, *, parks: bool) -> Model:
         ready_gib=ready,
         cold_gib=ready + rng.choice((0, 0.25)),
         parked_gib=rng.choice((0.25, 0.5, 1)),
+        residue_gib=rng.choice((None, None, 0.3, 0.9)),
+        residue_grows_gib=rng.choice((0.0, 0.2)),
         load_ms=rng.choice((1_000, 5_000, 40_000)),
         answer_ms=rng.choice((200, 2_000)),
         deadline_ms=rng.choice((None, None, Millis(15_000))),

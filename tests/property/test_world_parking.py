@@ -270,6 +270,91 @@ def test_a_cut_request_that_ends_only_with_its_engine_turns_a_park_into_a_stop()
     assert len(here.launches) == 1
 
 
+# --- ahead of time ---------------------------------------------------------------------------------------------
+
+
+def preinitialized(here: Shell, identity: DeploymentId) -> Any:
+    """Ask for it, and the operation once it has ended."""
+    key = here.start(identity, park=True)
+    here.run(100)
+    opened = here.reply(key).receipt.operation  # type: ignore[union-attr]
+    here.run(400_000, until=lambda: here.world.book.operations[opened].ended_at_ms is not None)
+    return here.world.book.operations[opened]
+
+
+def test_instances_are_started_proven_and_parked_one_after_the_other_in_the_room_of_one() -> None:
+    narrow = (policy("h1", capacity=8, managed=6, parked=3),)
+    here, (a,) = world(attrs.evolve(DEEP, instances=3), policies=narrow)
+    most: list[int] = []
+    before = here.check
+
+    def watch(shell_: Shell, memory: Any, event: Any, step: Any) -> None:
+        most.append(sum(row.is_ready for _, row in shell_.world.book.of(a)))
+        if before is not None:
+            before(shell_, memory, event, step)
+
+    here.check = watch
+    ended = preinitialized(here, a)
+    assert ended.phase is operation.Phase.SUCCEEDED
+    assert [row.is_parked for _, row in here.world.book.of(a)] == [True, True, True]
+    assert max(most) == 1
+    client = here.ask("a")
+    here.run(20_000, until=lambda: client.told is not None)
+    assert (client.told, len(here.launches)) == ("ok", 3)
+
+
+def test_what_is_prepared_ahead_takes_the_room_of_nobody() -> None:
+    few = (policy("h1", capacity=40, managed=9, parked=8, max_parked=1),)
+    here, (a, b) = world(*named("a", "b"), policies=few)
+    parked(here, a)
+    ended = preinitialized(here, b)
+    assert (ended.phase, ended.code) == (operation.Phase.FAILED, "parked_capacity")
+    assert here.lane(a).is_parked  # asked to give way for nobody's request
+    assert here.lane(b).gate_open  # it stays loaded rather than be lost
+    here.park(a)
+    here.ask("a")
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    c = here.deploy(attrs.evolve(DEEP, name="c"))
+    here.run(4_000)
+    key = here.start(c, park=True, deadline_ms=Millis(here.now + 30_000))
+    here.run(60_000)
+    assert (here.lane(a).gate_open, here.lane(b).gate_open) == (True, True)
+    opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert opened.phase in (operation.Phase.FAILED, operation.Phase.EXPIRED)
+
+
+def test_each_instance_that_cannot_be_prepared_is_reported_by_itself() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, instances=2))
+    here.faults.percent = {"exit_early": 100}
+    key = here.start(a, park=True)
+    here.run(300_000, until=lambda: len(here.launches) > 0)
+    here.run(60_000, until=lambda: here.lane(a).phase is ActivationPhase.FAILED)
+    here.faults.percent = {}
+    opened = here.reply(key).receipt.operation  # type: ignore[union-attr]
+    here.run(400_000, until=lambda: here.world.book.operations[opened].ended_at_ms is not None)
+    state = here.world.book.operations[opened]
+    assert state.phase is operation.Phase.PARTIAL
+    assert [target.result for target in state.targets] == [operation.Result.FAILED, operation.Result.MET]
+    assert here.lane(a, 1).is_parked
+
+
+def test_what_cannot_park_is_not_prepared_and_asking_twice_is_asking_once() -> None:
+    here, (a, b) = world(Model(name="a"), attrs.evolve(DEEP, name="b"))
+    key = here.start(a, park=True)
+    here.run(100)
+    refused = here.reply(key)
+    assert refused.code == "unsupported_capability"
+    first, second = here.start(b, park=True), here.start(b, park=True)
+    here.run(100)
+    one, other = here.reply(first).receipt, here.reply(second).receipt
+    assert one is not None
+    assert other is not None
+    assert (one.operation, other.joined) == (other.operation, True)
+    here.run(60_000, until=lambda: here.lane(b).is_parked)
+    assert preinitialized(here, b).phase is operation.Phase.SUCCEEDED  # it is parked: nothing is left to do
+    assert len(here.launches) == 1
+
+
 # --- idle ---------------------------------------------------------------------------------------------------------
 
 

@@ -224,7 +224,8 @@ def probe(shell: Shell, host: Host, order: o.Probe) -> None:
         usable = usable_now(shell, engine)
         if order.canary is not None:
             canary = Canary(incarnation=engine.incarnation, expected=order.canary, actual="42")
-    if engine.state == "parked" and not engine.moving and order.parked:
+    fits = engine.held_bytes <= may_be_left(engine.model.plan).get(RAM, 0)
+    if engine.state == "parked" and not engine.moving and order.parked and fits:
         resident = what_is_left(shell, engine, shell.now - 1)
     shell.answer(order, e.Probed, same=same, usable=usable, canary=canary, resident=resident, reason=engine.state)
 
@@ -266,6 +267,9 @@ def release(shell: Shell, host: Host, order: o.Release) -> None:
         if engine.model.residue_gib is not None:
             engine.held_bytes = gib(engine.model.residue_gib + engine.model.residue_grows_gib * engine.parks)
         engine.parks += 1
+        if engine.held_bytes > may_be_left(engine.model.plan)[RAM]:
+            shell.answer(order, e.OrderLost, reason="more is left than may be")
+            return
         quiet = Quiet(
             incarnation=engine.incarnation,
             gate_closed_at_ms=order.gate_closed_at_ms,
