@@ -125,6 +125,15 @@ def test_its_processes_are_known_by_what_they_are(running: Machine) -> None:
     assert running.engine_door("tiny")[1] not in text, "the key is in no log"
 
 
+def test_a_role_that_was_killed_finds_its_engine_again(running: Machine) -> None:
+    before = {process.pid for process in engines(running)}
+    running.kill()
+    running.start()
+    until(lambda: running.instance("tiny")["observed_state"] == "ready", 60, "the engine is proven again")
+    assert running.ask("tiny").status == 200
+    assert {process.pid for process in engines(running)} == before
+
+
 def test_a_start_that_an_argument_spoils_names_it(machine: Machine) -> None:
     spoilt = {"accept_extra_args": True, "extra_args": ["--frobnicate", "1"]}
     machine.ok("deploy", "model", "--file", document(machine, "spoilt", engine_config=spoilt))
