@@ -70,6 +70,7 @@ class Family:
     aborts: Callable[[str], bool] = lambda version: True  # whether a build has the family's abort by id
     built: Callable[[Registered, Path], bool] = lambda registered, state_dir: True
     """Whether kernels that the family compiles on its first start are there, below a state directory. Blocking."""
+    glance: Callable[[Path], Measurement] | None = None  # instead of `measure` at each start of a role; runs nothing
     remote_code: bool = False  # a model may bring code, when the profile and the deployment allow it
     toolkit: bool = False  # `engine add` looks for a CUDA toolkit and records it
     toolchain: Callable[[Path, str | None], None] = lambda executable, cuda_home: None
@@ -114,6 +115,7 @@ TENSORFOLD = Family(
     distributions=("tensorfold",),
     find=tensorfold.PACKAGE.find,
     measure=tensorfold.measure,
+    glance=tensorfold.PACKAGE.glance,
     check_served_name=check_tensorfold_name,
     adapter=lambda registered, models_root, telemetry: TensorfoldAdapter(
         registered=registered, models_root=models_root, telemetry=telemetry
@@ -134,6 +136,7 @@ VLLM = Family(
     distributions=("vllm",),
     find=vllm.PACKAGE.find,
     measure=vllm.measure,
+    glance=vllm.PACKAGE.glance,
     check_served_name=check_vllm_name,
     adapter=lambda registered, models_root, telemetry: VllmAdapter(
         registered=registered, models_root=models_root, telemetry=telemetry
@@ -154,6 +157,7 @@ SGLANG = Family(
     distributions=("sglang",),
     find=sglang.PACKAGE.find,
     measure=sglang.measure,
+    glance=sglang.PACKAGE.glance,
     check_served_name=check_sglang_name,
     adapter=lambda registered, models_root, telemetry: SglangAdapter(
         registered=registered, models_root=models_root, telemetry=telemetry

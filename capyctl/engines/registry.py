@@ -79,7 +79,9 @@ class Registry:
         self._take(read, custom)
 
     def measure_own(self) -> None:
-        """Run and digest the role's own engine, whose version its document need not state. Blocking.
+        """Measure the role's own engine, whose version its document need not state. Blocking.
+
+        What only a program that starts slowly could tell is left to its launches, which look again.
 
         Raises: Refusal as registering it would.
         """
@@ -87,17 +89,12 @@ class Registry:
             if registered.source != LOCAL_ENGINE or registered.digest is not None:
                 continue
             executable = _program(registered)
-            measured = FAMILIES[registered.engine].measure(executable)
+            known = FAMILIES[registered.engine]
+            measured = (known.glance or known.measure)(executable)
             stated = registered.profile.build_fingerprint
             fingerprint = measured.fingerprint if stated == UNMEASURED else stated
-            security = registered.profile.security
-            if measured.deep_park == "missing":
-                security = attrs.evolve(security, deep_park="disabled")
             profile = attrs.evolve(
-                registered.profile,
-                executable=AbsolutePath(str(executable)),
-                build_fingerprint=fingerprint,
-                security=security,
+                registered.profile, executable=AbsolutePath(str(executable)), build_fingerprint=fingerprint
             )
             self._own[name] = attrs.evolve(registered, profile=profile, digest=measured.digest)
         self._merged = {**self._merged, **self._own}

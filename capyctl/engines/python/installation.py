@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.engines.environment import SYSTEM_PATH
-from capyctl.engines.installations import Found
+from capyctl.engines.installations import Found, Measurement
 from capyctl.engines.run_once import run_once
 from capyctl.errors import Refusal
 
@@ -94,6 +94,17 @@ class Package:
                 if is_info and (packages / self.package).is_dir():
                     return packages, version
         return None
+
+    def glance(self, executable: Path) -> Measurement:
+        """The installation by its metadata and files alone, for a role that starts. Blocking; runs nothing.
+
+        Raises: Refusal `engine_not_found` when the package is not in the program's environment.
+        """
+        prefix = prefix_of(executable)
+        version = self.version(prefix)
+        if version is None or not os.access(executable, os.X_OK):
+            raise Refusal("engine_not_found", f"{executable} is no program of an environment that holds {self.package}")
+        return Measurement(version=version, fingerprint=version, digest=self.digest(prefix), deep_park="unknown")
 
     def digest(self, prefix: Path) -> str | None:
         """`sha256:` over the package's files, or None when they cannot be read or are too many. Blocking.

@@ -30,7 +30,8 @@ def classify(lines: Sequence[str]) -> tuple[str, str] | None:
 def _one(line: str) -> tuple[str, str] | None:
     own = _OWN.search(line)
     if own is not None and own["code"] in _OWN_CODES:
-        return own["code"], own["text"].strip()
+        way_out = ". State residency: restart_only" if own["code"] == "capability_missing:deep_park" else ""
+        return own["code"], own["text"].strip() + way_out
     for pattern in (_UNKNOWN, _REFUSED, _AMBIGUOUS):
         refused = pattern.search(line)
         if refused is not None:

@@ -190,9 +190,8 @@ def own(path: Path, **settings: object) -> Registry:
     return Registry(None, local=LocalEngine(vllm=AbsolutePath(str(path)), **settings))  # type: ignore[arg-type]
 
 
-def test_a_roles_own_engine_parks_when_its_build_can_and_its_setting_lets_it(tmp_path: Path) -> None:
+def test_a_roles_own_engine_parks_unless_its_setting_says_otherwise(tmp_path: Path) -> None:
     able = lay_out("vllm", "0.32.0", tmp_path / "able", cards=card.one_card(tmp_path / "cards").state)
-    unable = lay_out("vllm", "0.32.0", tmp_path / "unable")
     for given in (able.executable, able.prefix):
         registry = own(given, trust_remote_code=True, cuda_home=AbsolutePath("/cuda"), args=("--seed", "1"))
         registry.measure_own()
@@ -201,11 +200,11 @@ def test_a_roles_own_engine_parks_when_its_build_can_and_its_setting_lets_it(tmp
         assert row.profile.security.trust_remote_code
         assert (row.profile.cuda_home, row.profile.args) == ("/cuda", ("--seed", "1"))
         assert registry.family_of("local").traits.parks
-    for path, settings in ((able.executable, {"deep_park": "off"}), (unable.executable, {})):
-        registry = own(path, **settings)
-        registry.measure_own()
-        assert registry.registered("local").deep_park == "disabled"
-        assert not registry.family_of("local").traits.parks
+    assert able.starts() == [], "a role's start runs nothing of a slow engine"
+    registry = own(able.executable, deep_park="off")
+    registry.measure_own()
+    assert registry.registered("local").deep_park == "disabled"
+    assert not registry.family_of("local").traits.parks
     with pytest.raises(Refusal) as caught:
         own(tmp_path).measure_own()
     assert caught.value.code == "engine_not_found"
