@@ -99,6 +99,9 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
     if stopped:
         lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
+    parked = [text for row in view.get("instances", ()) for text in _growth(row)]
+    if parked:
+        lines["Parked"] = "\n".join(parked)
     words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
     if words:
         lines["Last words"] = "\n".join(words[-LAST_WORDS:])
@@ -117,6 +120,15 @@ def _charge(row: Mapping[str, Any]) -> str:
     if planned is not None:
         note += f": it holds more than the planned {gib(int(planned))}"
     return f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({note})"
+
+
+def _growth(row: Mapping[str, Any]) -> list[str]:
+    """That an instance's parked copy outgrew its bound: before its next park, and after it."""
+    if (row.get("parked") or {}).get("growth"):
+        return [f"instance {row.get('index')}: its copy outgrew the bound, the next park stops it"]
+    if (row.get("stopped") or {}).get("kind") == "growth":
+        return [f"instance {row.get('index')}: its copy outgrew the bound, so it was stopped instead"]
+    return []
 
 
 def _stopped(stopped: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from capyctl.control import operations, requests
+from capyctl.control import operations, requests, residue
 from capyctl.control.book import Book
 from capyctl.control.records import DeploymentRow, InstanceRow
 from capyctl.control.traffic import PLACES_MAX
@@ -180,9 +180,21 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
         "stopped": None
         if stop is None or one.gate_open
         else {"kind": stop.kind.value, "for": stop.for_name, "switch_id": stop.switch, "at_ms": stop.asked_at_ms},
+        "parked": _parked(book, lane, one),
         "pid": api if one.has_launch else None,
         "ready_at_ms": run.ready_at_ms,
         "in_flight": book.running_on.get(lane, 0),
+    }
+
+
+def _parked(book: Book, lane: Lane, one: InstanceRow) -> Json | None:
+    """What the parks of this launch left, bytes per domain; None before the first. `growth`: the next is a stop."""
+    if not one.has_launch or not one.parked_first:
+        return None
+    return {
+        "first_bytes": dict(one.parked_first),
+        "latest_bytes": dict(one.parked_latest),
+        "growth": residue.outgrown(book, lane),
     }
 
 

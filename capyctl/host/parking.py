@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
-from capyctl.errors import CapyError, Refusal
+from capyctl.errors import CapyError, Lost, Refusal
 from capyctl.fsm.proofs import Back, Canary, Quiet, Resident, SameEngine, Unsent, Usable
 from capyctl.fsm.types import Bytes, Domain, Millis
 from capyctl.host.adapter import Checkpoints
@@ -398,7 +398,11 @@ class Parking:
     ) -> None:
         """Journal the doubt, then ask once. Raises: _Unsent when nothing was sent, _Unknown otherwise."""
         before, limit_s = engine.memory, max(1.0, limit_s)
-        if not await self.journal.begin_step(command, now_ms()):
+        try:
+            begun = await self.journal.begin_step(command, now_ms())
+        except Lost as unwritten:  # on no record, so not asked; what the record says of it is the worse case
+            raise _Unsent("unavailable", unwritten.message) from unwritten
+        if not begun:
             raise _Unknown("an earlier step of this engine may be in progress")
         engine.memory = Memory.RELEASING if isinstance(command, m.Release) else Memory.RESTORING
         try:

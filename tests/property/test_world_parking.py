@@ -9,6 +9,7 @@ from simulation import checked
 from world import Shell, shell
 from world_values import CUSTOM, RAM, VLLM, Model, gib, policy
 
+from capyctl.control import views
 from capyctl.control.book import Settings
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
@@ -106,6 +107,13 @@ def test_a_launch_whose_copy_more_than_doubled_stops_instead_of_parking_again_an
         here.park(a)
         here.run(60_000, until=lambda: here.lane(a).is_parked)
     assert charged(here, a) == gib(1.1)
+    view = views.deployment(here.world, a, Millis(here.now))
+    assert view is not None
+    assert view["instances"][0]["parked"] == {
+        "first_bytes": {RAM: gib(0.5)},
+        "latest_bytes": {RAM: gib(1.1)},
+        "growth": True,
+    }
     here.ask("a")
     here.run(60_000, until=lambda: here.lane(a).gate_open)
     key = here.park(a)

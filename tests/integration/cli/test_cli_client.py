@@ -78,6 +78,22 @@ def test_status_shows_the_reason_and_who_a_model_was_stopped_for(shell: Shell, r
     )
 
 
+@pytest.mark.parametrize(
+    ("instance", "line"),
+    [
+        ({"parked": {"first_bytes": {}, "latest_bytes": {}, "growth": True}}, "the next park stops it"),
+        ({"stopped": {"kind": "growth", "for": None, "switch_id": None}}, "so it was stopped instead"),
+    ],
+)
+def test_a_copy_that_outgrew_its_bound_is_shown(shell: Shell, role: FakeRole, instance: dict, line: str) -> None:
+    writer = role.add("writer")
+    writer["instances"][0] |= instance
+    assert (
+        f"  Parked    instance 0: its copy outgrew the bound, {line}\n"
+        in shell("status", "deployment", "writer").out
+    )
+
+
 def test_deploy_activate_wait_ends_with_the_ready_summary(shell: Shell, role: FakeRole) -> None:
     pending = 409, {"error": {"code": "checkpoint_digest_pending", "message": "not yet", "retryable": True}}
     role.refuse["start"] = [pending]

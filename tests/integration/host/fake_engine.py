@@ -169,6 +169,8 @@ def main() -> None:
     args = parser.parse_args(namespace=options)
     take()
     print(f"starting as {args.mode} with key {os.environ['FAKE_KEY']}", flush=True)
+    if args.diary:
+        print(f"parks with key {os.environ['FAKE_ADMIN']}", flush=True)
     if args.mode == "die":
         print("error: cannot load the model", file=sys.stderr, flush=True)
         sys.exit(3)

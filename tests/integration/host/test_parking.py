@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ import trio
 from capyctl.clock import now_ms
 from capyctl.fsm.types import Bytes, Millis, ProcessIdentity, RequestId, Residency, Token
 from capyctl.host import agent as agents
+from capyctl.host import journal as journals
+from capyctl.host import logs
+from capyctl.host.journal import Memory, open_journal
+from capyctl.host.segments import Segment
 from capyctl.router.desk import NotAccepted
 from capyctl.session import messages as m
+from capyctl.session.codec import canonical, encode_message
 
 from .conftest import Host, Running
 from .fakes import UNIFIED, incarnation, launch
@@ -343,6 +349,8 @@ async def test_both_keys_are_kept_out_of_the_log(host: Host, model: Path, diary:
         assert record.admin_key
         assert record.admin_key != record.key
         assert repr(record).count(record.admin_key) == 0
+        words = logs.last_words(record.log_path)
+        assert words == ["starting as serve with key <redacted>", "parks with key <redacted>"]
         await stopped(running, incarnation())
         record = await running.agent.journal.launch(incarnation())
         assert record is not None
@@ -382,3 +390,57 @@ async def test_an_engine_that_listens_beyond_loopback_is_not_served(host: Host, 
         running.agent.registry.one.private = False  # type: ignore[attr-defined]
         assert isinstance(await running.agent.handle(launch(model, 2, fault="door")), m.Launched)
         await stopped(running, incarnation(2))
+
+
+# --- the journal of steps ---------------------------------------------------------------------------------
+
+
+async def test_a_step_is_begun_once_by_its_id_and_never_behind_a_newer_one(tmp_path: Path, model: Path) -> None:
+    journal = await open_journal(tmp_path / "host" / "journal.sqlite3")
+    await journal.arm(launch(model), "0-1", 8100, "k", tmp_path / "x.log", Millis(1), admin_key="a")
+    first = release((), token=4)
+    assert not await journal.may_have_begun(first)
+    assert await journal.begin_step(first, Millis(2))
+    assert not await journal.begin_step(first, Millis(3))
+    assert await journal.may_have_begun(first)
+    older = release((), token=3, command_id="older")
+    assert not await journal.begin_step(older, Millis(4))
+    await journal.close()
+    journal = await open_journal(tmp_path / "host" / "journal.sqlite3")
+    (record,) = await journal.launches()
+    assert (record.memory, record.admin_key) == (Memory.RELEASING, "a")
+    await journal.memory_is(incarnation(), Memory.PARKED)
+    await journal.asked_for(incarnation(), "ids:1")
+    await journal.asked_for(incarnation(), "ids:2")  # the first answer is the reference
+    await journal.made(incarnation(), frozenset({Segment("/dev/shm/x", 1, 2)}))
+    (record,) = await journal.launches()
+    assert (record.memory, record.canary, record.segments) == (
+        Memory.PARKED,
+        "ids:1",
+        {Segment("/dev/shm/x", 1, 2)},
+    )
+    await journal.close()
+
+
+async def test_a_journal_of_before_is_taken_over_with_its_engines(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "host" / "journal.sqlite3"
+    await (await open_journal(path)).close()
+    path.unlink()
+    db = sqlite3.connect(path)
+    db.executescript(journals._SCHEMA)
+    command = launch(model)
+    text = canonical(encode_message(command))
+    db.execute(
+        "INSERT INTO launch (deployment, idx, generation, command_id, digest, token, launch_id, command, port, key, "
+        "log_path, started_ms, state) VALUES ('d1', 0, 1, 'c', 'x', 1, '0-1', ?, 8100, 'k', '/x', 1, 'ready')",
+        (text,),
+    )
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    path.chmod(0o600)
+    journal = await open_journal(path)
+    (record,) = await journal.launches()
+    assert (record.key, record.admin_key, record.memory, record.canary) == ("k", "", Memory.HELD, None)
+    await journal.close()
+    await (await open_journal(path)).close()  # and again
