@@ -28,7 +28,7 @@ def test_fifty_requests_that_alternate_among_three_models_are_all_answered(tmp_p
             texts[name].add(answer.text)
         assert all(len(said) == 1 for said in texts.values()), "the same question is answered alike after each wake"
 
-        starts = {name: 0 for name in MODELS}
+        starts = dict.fromkeys(MODELS, 0)
         sleeps = wakes = 0
         for made in here.installations.values():
             for start in made.starts():
@@ -38,7 +38,7 @@ def test_fifty_requests_that_alternate_among_three_models_are_all_answered(tmp_p
             wakes += len(made.calls("/resume_memory_occupation"))
             wakes += len([call for call in made.calls("/wake_up") if call["query"] == "tags=weights"])
         assert starts == dict.fromkeys(MODELS, 1), "nobody was started twice"
-        assert sleeps == 49 and wakes == 47, (sleeps, wakes)
+        assert (sleeps, wakes) == (49, 47)
 
         took = sorted(answer.took_s for _, answer in answers[3:])
         print(
