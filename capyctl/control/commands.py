@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import lanes, measuring, notices, operations, outward, requests, residue, verifying
+from capyctl.control import lanes, leftovers, measuring, notices, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -231,6 +231,8 @@ def _preinitialize(book: Book, event: e.StartAsked) -> Receipt:
     if _still_stopping(book, identity):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     book.put_deployment(attrs.evolve(row, state=after))
+    for lane, _ in list(book.of(identity)):  # also those whose turn comes later: a request may want them before
+        lanes.tell(book, lane, facts.Reopened(now_ms=event.now_ms))
     opened = next(operations.open_for(book, identity, operations.PREINIT), None)
     if opened is not None:
         operations.tell(book, opened.operation, operation.Joined(now_ms=event.now_ms))
@@ -528,6 +530,8 @@ def _drop(book: Book, row: DeploymentRow) -> None:
         memo.pop(identity, None)
     del book.deployments[identity]
     book.touch("deployment", identity)
+    for host in sorted(book.online):
+        leftovers.prune_logs(book, host)
 
 
 def _open(

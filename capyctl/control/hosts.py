@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, requests, residents, switching
+from capyctl.control import lanes, leftovers, requests, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -35,6 +35,7 @@ def online(book: Book, event: e.HostOnline) -> None:
         HostRow(policy=policy, boot_id=event.boot_id, draining=before.draining if before is not None else False)
     )
     book.online.add(host)
+    leftovers.prune_logs(book, host)
     for lane in _on(book, host):
         lanes.tell(book, lane, facts.HostReturned(now_ms=event.now_ms))
 

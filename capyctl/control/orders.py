@@ -133,6 +133,18 @@ class VerifyStart(Order):
     host: HostId
 
 
+@attrs.frozen(kw_only=True)
+class PruneLogs(Order):
+    """Delete the engine logs of every deployment but `kept`, as they were at `as_of_ms`.
+
+    No outcome: it is ordered again whenever the host comes online.
+    """
+
+    host: HostId
+    kept: tuple[DeploymentId, ...]
+    as_of_ms: Millis
+
+
 # --- to the router: performed at once, nothing waits for the disk ---------------------------------
 
 

@@ -20,7 +20,7 @@ from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure, Lost, Refusal
 from capyctl.fsm.proofs import Aborted, NeverLaunched, Usable
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, ProcessIdentity, Role
-from capyctl.host import identity, process
+from capyctl.host import identity, logs, process
 from capyctl.host.adapter import Checkpoints, EngineRegistry
 from capyctl.host.custody import Custody, in_thread, observe
 from capyctl.host.devices import Observer, Owners
@@ -212,6 +212,8 @@ class HostAgent:
                     return m.Done(command_id=command.command_id)
                 case m.DigestCheckpoint():
                     return await self._digest(command)
+                case m.PruneLogs():
+                    return await self._prune_logs(command)
                 case m.VerifyStart():
                     await self._launcher.verify(command)
                     return m.Done(command_id=command.command_id)
@@ -566,6 +568,19 @@ class HostAgent:
             path=str(model_dir),
             facts=measured.facts,
         )
+
+    async def _prune_logs(self, command: m.PruneLogs) -> m.Result:
+        """Logs go with their deployment, once nothing of it runs here."""
+        live = {record.incarnation.lane.deployment for record in await self.journal.launches()}
+        live |= {incarnation.lane.deployment for incarnation in self._preparing}
+        kept = live | set(command.kept)
+        try:
+            gone = await in_thread(lambda: logs.prune_deployments(self.state_dir, kept, command.as_of_ms))
+        except OSError as error:
+            raise Failure("internal", f"logs of deleted deployments stay: {error}") from error
+        if gone:
+            _log.info("logs.pruned", extra={"fields": {"deployments": gone}})
+        return m.Done(command_id=command.command_id)
 
     def _inventory(self, command: m.Inspect) -> m.Inventory:
         return m.Inventory(

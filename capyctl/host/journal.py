@@ -11,7 +11,8 @@ with the doubt that it brings. Whoever finds it without a result knows that the 
 never asks again.
 
 All calls go to one thread, one at a time; SQLite is told `synchronous=FULL`, so a commit that returned
-survives a power loss. Launch keys are in here, which is why the file is 0600.
+survives a power loss. Launch keys are in here while their launches live, which is why the file is 0600; once a
+launch is proven gone nothing of its keys is left in the file or in its write-ahead log.
 Source: lifecycle 14, 17, 18.3, 19; decisions 24, 25.
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -39,6 +41,7 @@ from capyctl.session.codec import canonical, decode_message, encode_message
 from capyctl.session.messages import Command, Launch, Release, Restore, Result
 
 JOURNAL_FILE = "journal.sqlite3"
+_log = logging.getLogger("capyctl.host.journal")
 
 T = TypeVar("T")
 VERSION = 2
@@ -264,6 +267,7 @@ class Journal:
                     "WHERE deployment = ? AND idx = ? AND generation = ?",
                     _handle(incarnation),
                 )
+            _erase(self._db)
 
         await self._in_thread(write)
 
@@ -509,6 +513,7 @@ def _open(path: Path) -> Journal:
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA secure_delete = ON")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise Failure("store_from_newer_version", f"{path} was written by a newer release (version {version})")
@@ -516,6 +521,7 @@ def _open(path: Path) -> Journal:
             if version == since:
                 version = since + 1
                 db.executescript(f"BEGIN IMMEDIATE;{statements}PRAGMA user_version = {version};COMMIT;")
+        _erase(db)
     except sqlite3.DatabaseError as error:
         db.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
@@ -534,6 +540,17 @@ def _unwritten(path: Path, wrong: sqlite3.Error) -> Lost:
     if getattr(wrong, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return Lost("insufficient_space", f"{path} cannot be written: {FULL}")
     return Lost("internal", f"{path} cannot be used: {type(wrong).__name__}: {wrong}")
+
+
+def _erase(db: sqlite3.Connection) -> None:
+    """Leave nothing of a forgotten key: its bytes in the database are zeros, and the log that held them is emptied.
+
+    The next opening does it again, so a log that cannot be emptied now is no reason to call a launch less gone.
+    """
+    try:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        _log.warning("journal.kept_its_log", extra={"fields": {"why": str(error)}})
 
 
 def _handle(incarnation: Incarnation) -> tuple[DeploymentId, int, Generation]:

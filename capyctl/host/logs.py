@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -20,6 +21,7 @@ import trio
 from capyctl.errors import Failure
 from capyctl.fsm.types import ProcessIdentity, Role
 from capyctl.host import identity, logwriter, process
+from capyctl.ulid import is_ulid
 
 WRITER_PROGRAM = Path(__file__).with_name("logwriter.py")
 LAST_LINES = 20
@@ -61,6 +63,26 @@ def prune(path: Path, kept: int = LAUNCHES_KEPT) -> None:
     for generation in sorted(launches, reverse=True)[kept - 1 :]:
         for file in launches[generation]:
             file.unlink(missing_ok=True)
+
+
+def prune_deployments(state_dir: Path, kept: Collection[str], as_of_ms: int) -> list[str]:
+    """Delete the log directories of deployments that are not `kept`. Blocking; returns whose logs went.
+
+    Only directories that a deployment's id names, and none that changed at `as_of_ms` or later: `kept` is older
+    than what it may have been written for.
+    """
+    try:
+        entries = list(os.scandir(state_dir / "logs"))
+    except FileNotFoundError:
+        return []
+    gone = []
+    for entry in entries:
+        if entry.name in kept or not is_ulid(entry.name) or not entry.is_dir(follow_symlinks=False):
+            continue
+        if entry.stat(follow_symlinks=False).st_mtime_ns < as_of_ms * 1_000_000:
+            shutil.rmtree(entry.path)
+            gone.append(entry.name)
+    return gone
 
 
 def start_writer(path: Path, secrets: Sequence[str], rotate_bytes: int = logwriter.ROTATE_BYTES) -> Writer:

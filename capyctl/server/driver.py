@@ -110,6 +110,8 @@ class Hosts(Protocol):
 
     async def verify(self, order: orders.VerifyStart) -> events.Event: ...
 
+    async def prune_logs(self, order: orders.PruneLogs) -> None: ...
+
 
 @attrs.frozen(kw_only=True)
 class Fault:
@@ -255,6 +257,8 @@ class Driver:
                 self._nursery.start_soon(self._measure, order, commit)
             case orders.VerifyStart():
                 self._nursery.start_soon(self._verify, order, commit)
+            case orders.PruneLogs():
+                self._nursery.start_soon(self._prune_logs, order, commit)
             case orders.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -384,6 +388,13 @@ class Driver:
                 now_ms=self.clock(),
             )
         self.feed(verified)
+
+    async def _prune_logs(self, order: orders.PruneLogs, commit: CommitLike) -> None:
+        await commit.durable()
+        try:
+            await self.hosts.prune_logs(order)
+        except Exception as wrong:  # they are asked for again when the host comes online next
+            log.failed("logs.kept", wrong, host=order.host)
 
     async def _work(self, lane: Lane) -> None:
         """Perform what was ordered on one lane, one at a time."""

@@ -403,6 +403,17 @@ class HostLinks:
             now_ms=self.clock(),
         )
 
+    async def prune_logs(self, order: orders.PruneLogs) -> None:
+        """Have a host delete the logs of deployments that are no more. Raises: CapyError when it did not."""
+        command = m.PruneLogs(
+            command_id=f"prune:{order.host}@{self.clock()}", kept=order.kept, as_of_ms=order.as_of_ms
+        )
+        match await self._call(order.host, command):
+            case m.Refused() as refused:
+                raise Refusal(refused.code, refused.message)
+            case _:
+                pass  # Done
+
     # --- reports ---------------------------------------------------------------------------------
 
     def heard(self, report: m.Report) -> events.Event | None:

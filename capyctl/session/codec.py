@@ -57,6 +57,7 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.Abort: "abort",
     messages.CloseIngress: "close_ingress",
     messages.DigestCheckpoint: "digest_checkpoint",
+    messages.PruneLogs: "prune_logs",
     messages.VerifyStart: "verify_start",
 }
 

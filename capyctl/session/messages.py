@@ -14,6 +14,7 @@ import attrs
 from capyctl.fsm.proofs import Aborted, Back, Canary, GoneProof, Quiet, Resident, SameEngine, Unsent, Usable
 from capyctl.fsm.types import (
     Bytes,
+    DeploymentId,
     Domain,
     HostId,
     Incarnation,
@@ -145,6 +146,17 @@ class DigestCheckpoint(Command):
 
     model: str
     document: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class PruneLogs(Command):
+    """Delete the engine logs of every deployment but these, and but those that have launches. Result: Done | Refused.
+
+    What was written at `as_of_ms` or later stays: it may be of a deployment that came after this list.
+    """
+
+    kept: tuple[DeploymentId, ...]
+    as_of_ms: Millis
 
 
 @attrs.frozen(kw_only=True)

@@ -897,3 +897,19 @@ def test_a_launch_that_outlives_its_controller_serves_soon_after_it_is_loaded() 
     assert here.lane(a).gate_open
     assert here.now - died < 30_000, "no look waits longer than all that came before it"
     assert len(here.launches) == 1
+
+
+def test_a_deleted_deployment_takes_its_logs_with_it_and_a_host_that_was_away_hears_of_it_later() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    pruned = heard(here, o.PruneLogs)
+    here.start(a)
+    here.run(20_000)
+    here.delete(a, stop=True)
+    here.run(1_000)
+    assert not pruned, "its engine may still write"
+    here.run(60_000)
+    assert [order.kept for order in pruned] == [(b,)]
+    here.drop_session(next(iter(here.hosts.values())))
+    here.delete(b)
+    here.run(100_000)
+    assert [order.kept for order in pruned[1:]] == [()]

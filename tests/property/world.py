@@ -269,6 +269,9 @@ class Shell:
                 )
             case o.Measure():
                 self.later(self.between(1, 3_000), lambda: self._measured(order), mortal=True)
+            case o.PruneLogs(kept=kept):
+                rows = self.world.book.deployments.items()
+                assert {one for one, row in rows if row.created_at_ms < order.as_of_ms} <= set(kept)
             case o.VerifyStart():
                 takes = self.look_ms.get(order.deployment) or self.between(1, 50)
                 self.later(takes, lambda: self._verified(order), mortal=True)

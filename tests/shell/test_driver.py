@@ -119,6 +119,11 @@ class Hosts:
             deployment=order.deployment, revision=order.revision, digest="d", weight_bytes=1, plans={}, now_ms=now()
         )
 
+    async def prune_logs(self, order: orders.PruneLogs) -> None:
+        self.diary.append(f"prune {order.host}")
+        if self.raises is not None:
+            raise self.raises
+
     async def verify(self, order: orders.VerifyStart) -> events.Event:
         self.diary.append(f"verify {order.digest}")
         if self.raises is not None:
@@ -606,3 +611,17 @@ async def test_a_look_whether_a_start_could_begin_waits_for_its_commit_and_is_an
     last = world.seen[-1]
     assert isinstance(last, events.StartVerified)
     assert (last.deployment, last.host, last.looked, last.code) == ("D", "H", False, None)
+
+
+async def test_logs_that_could_not_be_deleted_are_no_outcome_and_stop_nothing(autojump_clock, driver, world, hosts):
+    hosts.raises = RuntimeError("no")
+    world.on(events.ControllerStarted, orders.PruneLogs(host="H", kept=("D",), as_of_ms=now()))
+    driver.feed(events.ControllerStarted(session=1, now_ms=now()))
+    await trio.sleep(1)
+    assert hosts.diary == ["prune H"]
+    assert world.kinds() == ["ControllerStarted"]
+    hosts.raises = None
+    world.on(events.Ticked, wait_idle(1))
+    driver.feed(events.Ticked(now_ms=now()))
+    await trio.sleep(2)
+    assert hosts.diary[1:] == ["begin D/0 1", "end D/0 1"]

@@ -13,8 +13,9 @@ import attrs
 import pytest
 import trio
 
+from capyctl import ulid
 from capyctl.fsm.proofs import Gone, NeverLaunched
-from capyctl.fsm.types import Bytes, Incarnation, Millis, RequestId, Role
+from capyctl.fsm.types import Bytes, DeploymentId, Generation, Incarnation, Lane, Millis, RequestId, Role
 from capyctl.host import agent, identity, logs, ports, silence
 from capyctl.host.identity import Presence
 from capyctl.host.journal import open_journal
@@ -456,3 +457,19 @@ async def test_an_engine_that_is_stopped_is_told_of_and_a_stop_does_not_wait_for
             asked = m.AwaitIdle(command_id="idle", incarnation=incarnation(), limit_ms=Millis(30_000))
             assert (await running.agent.handle(asked)).verdict == "silent"
             await stopped(running, incarnation())
+
+
+async def test_logs_of_what_still_runs_stay_whatever_the_server_knows(host: Host, model: Path) -> None:
+    running_id, deleted_id = ulid.new(1, bytes(10)), ulid.new(2, bytes(10))
+    lane = Lane(DeploymentId(running_id), 0)
+    async with host() as running:
+        command = launch(model, incarnation=Incarnation(lane, Generation(1)))
+        assert isinstance(await running.agent.handle(command), m.Launched)
+        directory = logs.log_path(running.agent.state_dir, running_id, "0-1").parent
+        other = logs.private_directory(directory.with_name(deleted_id))
+        for number, ends in enumerate((False, True)):
+            prune = m.PruneLogs(command_id=f"p{number}", kept=(), as_of_ms=Millis(1 << 45))
+            assert isinstance(await running.agent.handle(prune), m.Done)
+            assert (directory.exists(), other.exists()) == (not ends, False)
+            if not ends:
+                await stopped(running, command.incarnation)

@@ -16,7 +16,7 @@ import pytest
 
 from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.proofs import Gone
-from capyctl.fsm.types import Millis, ProcessIdentity, Role
+from capyctl.fsm.types import Generation, Millis, ProcessIdentity, Role
 from capyctl.host.journal import Journal, open_journal
 from capyctl.session import messages as m
 
@@ -205,3 +205,19 @@ async def test_a_commit_that_returned_survives_a_kill(tmp_path: Path) -> None:
         (text,) = db.execute("SELECT command FROM launch").fetchone()
     db.close()
     assert json.loads(text)["kind"] == "launch"
+
+
+async def test_a_key_whose_launch_is_gone_is_nowhere_on_the_disk(tmp_path: Path) -> None:
+    journal = await opened(tmp_path)
+    key = "k" * 20 + "-of-a-launch-" + "y" * 20
+    for generation in range(3, 6):
+        command = launch(tmp_path, generation)
+        await journal.arm(command, "0-1", 8100, key, Path("/logs/x.log"), Millis(1), admin_key=key[::-1])
+        on_disk = [file.read_bytes() for file in (tmp_path / "host").iterdir()]
+        assert any(key.encode() in content for content in on_disk), "it is kept while the launch lives"
+        await journal.gone(attrs.evolve(incarnation(), generation=Generation(generation)))
+        for file in (tmp_path / "host").iterdir():
+            content = file.read_bytes()
+            assert key.encode() not in content, file
+            assert key[::-1].encode() not in content, file
+    await journal.close()

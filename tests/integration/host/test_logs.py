@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from capyctl import ulid
 from capyctl.host import identity, logs, logwriter
 from capyctl.host.identity import Presence
 from capyctl.host.logwriter import MASK, Lines, Log, Redactor
@@ -184,3 +185,18 @@ def test_a_tail_has_whole_lines_and_is_bounded(tmp_path: Path) -> None:
     assert logs.last_words(tmp_path / "absent.log") == []
     with pytest.raises(FileNotFoundError):
         logs.tail(tmp_path / "absent.log")
+
+
+def test_logs_go_with_their_deployment_and_nothing_else_does(tmp_path: Path) -> None:
+    old, kept, newer, linked = (ulid.new(number, bytes(10)) for number in range(4))
+    for name in (old, kept, newer, "notes"):
+        path = logs.log_path(tmp_path, name, "0-1")
+        logs.private_directory(path.parent)
+        path.write_text("a line")
+        os.utime(path.parent, (1, 1))
+    os.utime(tmp_path / "logs" / newer, (50, 50))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs" / linked).symlink_to(tmp_path / "elsewhere")
+    assert logs.prune_deployments(tmp_path, {kept}, 50_000) == [old]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted([kept, newer, linked, "notes"])
+    assert logs.prune_deployments(tmp_path / "nowhere", set(), 50_000) == []

@@ -1,0 +1,12 @@
+"""What is left of deployments that are no more: their hosts forget it."""
+
+from __future__ import annotations
+
+from capyctl.control.book import Book
+from capyctl.control.orders import PruneLogs
+from capyctl.fsm.types import HostId
+
+
+def prune_logs(book: Book, host: HostId) -> None:
+    """Engine logs go with their deployment: what no deployment of now has written is nobody's."""
+    book.order(PruneLogs(host=host, kept=tuple(sorted(book.deployments)), as_of_ms=book.now_ms))
