@@ -98,9 +98,10 @@ class Custody:
         record = await self.journal.launch(incarnation)
         if record is None or not record.segments:
             return
-        removed = await in_thread(lambda: segments.remove_unused(record.segments))
-        fields = {"launch": str(incarnation), "removed": sorted(one.path for one in removed)}
-        _log.info("segments.removed", extra={"fields": {**fields, "left": len(record.segments) - len(removed)}})
+        removed, kept = await in_thread(lambda: segments.remove_unused(record.segments))
+        if removed or kept:  # most engines clean up after themselves
+            fields = {"launch": str(incarnation), "removed": sorted(removed), "in_use": sorted(kept)}
+            _log.info("segments.removed", extra={"fields": fields})
 
     async def exposed(self, engine: Engine) -> str | None:
         """Where the launch listens beyond loopback, in words; None while it does not, or may."""

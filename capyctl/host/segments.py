@@ -57,17 +57,21 @@ def made_by(
     return frozenset(found)
 
 
-def remove_unused(segments: Iterable[Segment], *, shm: Path = SHM, proc: Path = PROC) -> frozenset[Segment]:
-    """Unlink those that nobody has open or mapped, and return them; blocking.
+def remove_unused(
+    segments: Iterable[Segment], *, shm: Path = SHM, proc: Path = PROC
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Unlink those that nobody has open or mapped; (paths removed, paths left in use); blocking.
 
     The caller has the proof that their launch is gone. A segment that may be somebody's is left.
     """
-    left = {segment for segment in segments if _segment(segment.path) == segment}
+    there = {segment for segment in segments if _segment(segment.path) == segment}
+    left = set(there)
     if left:
         for pid in [int(name) for name in os.listdir(proc) if name.isdigit()]:
             opened = _open_paths(pid, shm, proc)
             left = {segment for segment in left if segment.path not in opened}
-    return frozenset(segment for segment in left if _remove_unopened(segment))
+    removed = frozenset(segment.path for segment in left if _remove_unopened(segment))
+    return removed, frozenset(segment.path for segment in there) - removed
 
 
 def _remove_unopened(segment: Segment) -> bool:

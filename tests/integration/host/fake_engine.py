@@ -9,7 +9,7 @@ call is a line of `--diary`. `--fault` makes it misbehave:
 lost_sleep, lost_wake (done, and the connection closes without an answer), slow_sleep (done, answered after
 30 s), keeps (a 200 that frees nothing), late (frees 1 s after its 200), dies (exits after its 200), refuses (409),
 other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), door
-(listens on every address as well).
+(listens on every address as well), door_later (1 s after its start).
 """
 
 from __future__ import annotations
@@ -190,6 +190,8 @@ def main() -> None:
     if args.fault == "door":
         door = socket.create_server(("0.0.0.0", 0))
         kept.append(door)
+    if args.fault == "door_later":
+        threading.Timer(1.0, lambda: kept.append(socket.create_server(("0.0.0.0", 0)))).start()
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     server.daemon_threads = True
     with contextlib.suppress(KeyboardInterrupt):

@@ -392,6 +392,16 @@ async def test_an_engine_that_listens_beyond_loopback_is_not_served(host: Host, 
         await stopped(running, incarnation(2))
 
 
+async def test_an_engine_that_opens_a_door_later_is_ended(host, model, diary, monkeypatch) -> None:
+    monkeypatch.setattr(agents, "OVERSEE_S", 0.2)
+    async with host() as running:
+        await loaded(running, model, diary, fault="door_later")
+        exited = await running.report(m.MemberExit)
+        assert "the engine was ended: the engine listens beyond loopback" in exited.last_words
+        assert not await served(running)
+        await stopped(running, incarnation())
+
+
 # --- the journal of steps ---------------------------------------------------------------------------------
 
 
