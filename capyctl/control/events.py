@@ -340,6 +340,7 @@ class RequestArrived(Event):
     stream: bool
     body_bytes: int
     cache_salt: bool = False
+    nameable: bool = False  # an engine that is told an id for it would know its work by that id
     allowed: frozenset[str] | None = None  # deployments this key may use; None is all
 
 

@@ -45,6 +45,7 @@ def arrived(book: Book, event: e.RequestArrived) -> None:
         stream=event.stream,
         arrived_at_ms=event.now_ms,
         deadline_ms=Millis(event.now_ms + limit),
+        nameable=event.nameable,
     )
     if target is None or row is None or (event.allowed is not None and row.spec.name not in event.allowed):
         _turn_away(book, event, "not_found", f"no model {event.route!r} is deployed here; see GET /v1/models")
@@ -163,7 +164,8 @@ def _give_place(book: Book, target: DeploymentId, request_id: RequestId, incarna
             deployment=target,
             incarnation=incarnation,
             traits=request.EngineTraits(
-                abort_by_id=traits.abort_by_id,
+                # What an engine acknowledges of an id that it was never told ends nothing.
+                abort_by_id=traits.abort_by_id and book.requests[request_id].nameable,
                 idle_signal=traits.idle_signal,
                 eof_proves_end=traits.eof_proves_end,
             ),

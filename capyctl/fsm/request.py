@@ -80,7 +80,7 @@ PlaceProof = Delivered | RejectedWhole | NothingSent | Aborted | Idle | Closed |
 
 @attrs.frozen(kw_only=True)
 class EngineTraits:
-    """How an engine build can prove that it is done with a request (lifecycle 2.2)."""
+    """How an engine can prove that it is done with this request (lifecycle 2.2)."""
 
     abort_by_id: bool = False
     idle_signal: bool = True
@@ -89,13 +89,17 @@ class EngineTraits:
 
 @attrs.frozen(kw_only=True)
 class State:
-    """`deadline_ms` bounds the first output. `begun`: the engine has sent something of an answer, or an error."""
+    """`deadline_ms` bounds the first output. `begun`: the engine has sent something of an answer, or an error.
+
+    `nameable`: an engine that is told an id for it would know its work by that id.
+    """
 
     phase: Phase = Phase.RECEIVED
     request: RequestId
     stream: bool
     arrived_at_ms: Millis
     deadline_ms: Millis
+    nameable: bool = False
     deployment: DeploymentId | None = None
     incarnation: Incarnation | None = None
     traits: EngineTraits | None = None

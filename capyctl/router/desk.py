@@ -16,7 +16,10 @@ from capyctl.fsm.types import HostId, Incarnation, Millis, RequestId
 
 @attrs.frozen(kw_only=True)
 class Arrival:
-    """An authenticated, parsed request. `route` is the client's `model`."""
+    """An authenticated, parsed request. `route` is the client's `model`.
+
+    `nameable`: an engine that is told an id for it would know its work by that id.
+    """
 
     request: RequestId
     route: str
@@ -24,18 +27,23 @@ class Arrival:
     stream: bool
     body_bytes: int
     cache_salt: bool = False
+    nameable: bool = False
     allowed: frozenset[str] | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where to dispatch. `deadline_ms` bounds the first output (Unix ms); `cache_scope` is deployment and revision."""
+    """Where to dispatch. `deadline_ms` bounds the first output (Unix ms); `cache_scope` is deployment and revision.
+
+    `named`: the engine must be told the request's id, since by that id it will be asked to end it.
+    """
 
     incarnation: Incarnation
     host: HostId
     served_name: str
     deadline_ms: Millis
     cache_scope: str = ""
+    named: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -31,21 +31,25 @@ class Dialect(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Endpoint:
-    """One POST path. `api` is what the deployment must offer; `figures`: `capyctl.metrics` is added to answers."""
+    """One POST path. `api` is what the deployment must offer; `figures`: `capyctl.metrics` is added to answers.
+
+    `nameable`: engines that end a request by an id read that id from its body.
+    """
 
     path: str
     api: str = "chat"
     dialect: Dialect = Dialect.NONE
     messages: bool = False
     figures: bool = False
+    nameable: bool = False
     answer_bytes_max: int = 16 * 2**20
 
 
 ENDPOINTS: Final = {
     endpoint.path: endpoint
     for endpoint in (
-        Endpoint(path="/v1/chat/completions", dialect=Dialect.CHAT, messages=True, figures=True),
-        Endpoint(path="/v1/completions", dialect=Dialect.CHAT, figures=True),
+        Endpoint(path="/v1/chat/completions", dialect=Dialect.CHAT, messages=True, figures=True, nameable=True),
+        Endpoint(path="/v1/completions", dialect=Dialect.CHAT, figures=True, nameable=True),
         Endpoint(path="/v1/responses", dialect=Dialect.RESPONSES),
         Endpoint(path="/v1/messages", dialect=Dialect.MESSAGES, messages=True),
         # Vectors of a whole batch come as one body.
@@ -92,24 +96,32 @@ class Question:
     stream: bool
     salt: str | None = attrs.field(default=None, repr=False)
     salt_at: Spot | None = None
+    nameable: bool = False
+    """Whether an engine that is told an id for it would know its work by that id."""
 
     @property
     def cache_salt(self) -> bool:
         return self.salt is not None
 
-    def for_engine(self, served_name: str, cache_scope: str = "") -> bytes:
+    def for_engine(self, served_name: str, cache_scope: str = "", rid: str | None = None) -> bytes:
         """The body under the name that the engine knows; every byte but that value's stays as it came.
 
         A salt becomes a digest of it and `cache_scope`, in hexadecimal: two deployments never share a cache by
-        choosing one salt, and vLLM takes no sign that is not a letter or a digit's.
+        choosing one salt, and vLLM takes no sign that is not a letter or a digit's. A `rid` is a member of its own
+        right behind `model`; clients cannot bring one.
         """
-        changes = [] if served_name == self.model else [(self.model_at, served_name)]
+        changes: list[tuple[Spot, bytes]] = []
+        if served_name != self.model:
+            changes.append((self.model_at, quoted(served_name)))
+        if rid is not None:
+            behind = Spot(self.model_at.end, self.model_at.end)
+            changes.append((behind, b', "rid": ' + quoted(rid)))
         if self.salt is not None and self.salt_at is not None:
             salted = json.dumps([cache_scope, self.salt]).encode()
-            changes.append((self.salt_at, hashlib.sha256(salted).hexdigest()))
+            changes.append((self.salt_at, quoted(hashlib.sha256(salted).hexdigest())))
         text = self.text
         for spot, value in sorted(changes, key=lambda change: -change[0].start):
-            text = text[: spot.start] + quoted(value) + text[spot.end :]
+            text = text[: spot.start] + value + text[spot.end :]
         return text
 
 
@@ -161,6 +173,7 @@ def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> 
         stream=bool(stream),
         salt=_salt(text, spots),
         salt_at=spots.get("cache_salt"),
+        nameable=endpoint.nameable and _asks_once(text, spots),
     )
 
 
@@ -182,6 +195,20 @@ def _has_items(text: bytes, spot: Spot | None) -> bool:
 
 
 _ITEMS: Final = re.compile(rb"\[[ \t\n\r]*+[^\] \t\n\r]")
+
+
+def _asks_once(text: bytes, spots: Mapping[str, Spot]) -> bool:
+    """Whether one prompt is to have one answer. Of several SGLang makes requests with ids of its own, and the
+    id that it was told then ends none of them.
+    """
+    count = _short(text, spots, "n", 8)
+    if count is not None and (type(count) is not int or count != 1):
+        return False
+    prompt = spots.get("prompt")
+    return prompt is None or _ONE_PROMPT.match(text, prompt.start) is not None
+
+
+_ONE_PROMPT: Final = re.compile(rb'"|\[[ \t\n\r]*+-?[0-9]')  # a text, or the tokens of one
 
 
 def _salt(text: bytes, spots: Mapping[str, Spot]) -> str | None:

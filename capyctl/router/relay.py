@@ -91,6 +91,7 @@ class Relay:
                     stream=self.question.stream,
                     body_bytes=len(self.question.text),
                     cache_salt=self.question.cache_salt,
+                    nameable=self.question.nameable,
                     allowed=self.caller.allowed,
                 )
             )
@@ -239,7 +240,8 @@ class Relay:
             self.share.release()
             left = place.deadline_ms / 1000 - time.time() + WORLD_LATE_SECONDS
             patience.deadline = trio.current_time() + left
-            body = self.question.for_engine(place.served_name, place.cache_scope)
+            rid = self.request if place.named else None
+            body = self.question.for_engine(place.served_name, place.cache_scope, rid)
             clock = figures.Clock(sent_at=trio.current_time())
             try:
                 exchange = await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket)

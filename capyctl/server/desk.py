@@ -131,6 +131,7 @@ class Desk:
                 stream=arrival.stream,
                 body_bytes=arrival.body_bytes,
                 cache_salt=arrival.cache_salt,
+                nameable=arrival.nameable,
                 allowed=arrival.allowed,
                 now_ms=now_ms,
             )
@@ -199,12 +200,15 @@ class Desk:
 
     def _place_of(self, order: orders.Admit) -> Place:
         deployment = self.book.deployments[order.incarnation.lane.deployment]
+        state = self.book.requests.get(order.request)
+        traits = None if state is None else state.traits
         return Place(
             incarnation=order.incarnation,
             host=order.host,
             served_name=deployment.spec.routes[0],
             deadline_ms=order.deadline_ms,
             cache_scope=f"{order.incarnation.lane.deployment}@{deployment.state.revision}",
+            named=traits is not None and traits.abort_by_id,  # as the request's machine will settle it, if it is cut
         )
 
     def _settled(self, order: orders.Settled) -> None:

@@ -197,10 +197,11 @@ class Life:
         route = self.kept[self.rng.choice(known)].name if known and self.rng.random() < 0.98 else "nobody"
         leaves = self.rng.randint(0, 12_000) if self.shell.faults.hits("hang_up") else None
         many = self.rng.choice((1, 1, 1, 1, 2, 5)) if self.rng.random() < 0.995 else 40
-        for _ in range(many):
+        for number in range(many):
             self.shell.ask(
                 self.rng.choice((route, route, f"{route}-alias")),
                 stream=self.rng.random() < 0.7,
+                nameable=number % 3 != 1,
                 hangs_up_in_ms=leaves,
                 answer_ms=self.rng.choice((None, None, None, 20_000)),
             )

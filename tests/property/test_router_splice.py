@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from capyctl.errors import Refusal
 from capyctl.router.body import parse_object, quoted, strict_object
 from capyctl.router.endpoints import DENIED, ENDPOINTS, LOGPROBS, Dialect, read_question
 from capyctl.router.events import EventReader
@@ -99,6 +100,89 @@ def test_a_question_goes_up_with_its_model_replaced_and_nothing_else(
     assert question.model == meaning["model"]
     assert question.for_engine(served) == before.encode() + quoted(served) + after.encode()
     assert question.for_engine(question.model) == question.text
+
+
+@SETTINGS
+@given(objects(), st.sampled_from(["served", 'a "quoted" 漢']), st.booleans())
+def test_an_id_stands_right_behind_the_model_and_every_other_byte_stays(
+    drawn: tuple[str, str, str, dict], served: str, renamed: bool
+) -> None:
+    before, spelled, after, meaning = drawn
+    if not DENIED.isdisjoint(meaning) or not LOGPROBS.isdisjoint(meaning) or {"stream", "cache_salt"} & meaning.keys():
+        return
+    question = read_question(ENDPOINTS["/v1/embeddings"], (before + spelled + after).encode())
+    name = served if renamed else question.model
+    shown = quoted(name) if name != question.model else spelled.encode()
+    named = question.for_engine(name, "", RID)
+    assert named == before.encode() + shown + b', "rid": "%s"' % RID.encode() + after.encode()
+    assert json.loads(named) == {**meaning, "model": name, "rid": RID}
+
+
+RID = "01JTEST0000000000000000000"
+CHAT, COMPLETION = ENDPOINTS["/v1/chat/completions"], ENDPOINTS["/v1/completions"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"model":"m","messages":[1]}',
+        b'{"messages":[1],"model":"m"}',
+        b'{\n  "messages" : [ 1 ] ,\r\n  "model" :\t"m"\n}\n',
+        b'{"messages":[{"model":"x","rid":"deep"}],"model":"\\u006d","n":1}',
+        '{"after":"漢","model":"m","messages":[1],"é":"\\u00e9"}'.encode(),
+        b'{"cache_salt":"s","model":"m","messages":[1]}',
+        b'{"model":"m","cache_salt":"s","messages":[1],"n":null}',
+        b'{"model":"m","messages":[1],"x":1e400,"y":[1,2,{"z":-0.0}],"n": 1 }',
+    ],
+)
+def test_every_shape_of_a_body_keeps_what_it_says_beside_model_salt_and_id(text: bytes) -> None:
+    question = read_question(CHAT, text)
+    assert question.nameable
+    named, plain = question.for_engine("served", "D@1", RID), question.for_engine("served", "D@1")
+    assert named.replace(b', "rid": "%s"' % RID.encode(), b"", 1) == plain
+    said = json.loads(named)
+    assert (said.pop("rid"), said.pop("model")) == (RID, "served")
+    for name, value in json.loads(text).items():
+        if name not in ("model", "cache_salt"):
+            assert said[name] == value
+    assert b'"rid"' not in plain.replace(b'"rid":"deep"', b"")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "more", "once"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"n": 1}, True),
+        (CHAT, {"n": 2}, False),
+        (CHAT, {"n": True}, False),
+        (CHAT, {"n": 1.0}, False),
+        (CHAT, {"n": "1"}, False),
+        (CHAT, {"n": 10**9}, False),
+        (COMPLETION, {"prompt": "a"}, True),
+        (COMPLETION, {"prompt": [1, 2]}, True),
+        (COMPLETION, {"prompt": [" a"]}, False),
+        (COMPLETION, {"prompt": [[1, 2]]}, False),
+        (COMPLETION, {"prompt": []}, False),
+        (COMPLETION, {"prompt": "a", "n": 2}, False),
+        (ENDPOINTS["/v1/responses"], {}, False),
+        (ENDPOINTS["/v1/messages"], {}, False),
+        (ENDPOINTS["/v1/embeddings"], {"input": "a"}, False),
+        (ENDPOINTS["/v1/rerank"], {}, False),
+        (ENDPOINTS["/v1/systemone"], {}, False),
+    ],
+)
+def test_only_one_answer_to_one_prompt_can_be_ended_by_one_id(endpoint, more: dict, once: bool) -> None:
+    body = json.dumps({"model": "m", "messages": [1], **more}, indent=1).encode()
+    assert read_question(endpoint, body).nameable == once
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"model":"m","messages":[1],"rid":""}', b'{"r\\u0069d":"x","model":"m","messages":[1]}']
+)
+def test_a_client_brings_no_id_of_its_own_however_it_is_spelled(text: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        read_question(CHAT, text)
+    assert (refused.value.code, refused.value.details) == ("invalid_request", {"param": "rid"})
 
 
 @SETTINGS

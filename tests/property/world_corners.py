@@ -917,6 +917,22 @@ def a_kill_keeps_every_way_in_which_a_cut_request_can_settle() -> None:
             assert not here.world.book.requests
 
 
+def what_the_engine_was_not_told_by_id_is_not_ended_by_id() -> None:
+    here, a = begun(attrs.evolve(PLAIN, traits=SGLANG))
+    for output, phase in ((True, request.Phase.CANCEL_IDLE), (False, request.Phase.CANCEL_STOP)):
+        client = here.ask("a", nameable=False, stream=False, answer_ms=20_000)
+        here.run(2_000)
+        if output:
+            world_router.first_output(here, client, here.engines()[0])
+        here.hang_up(client)  # the router of this world fails a test that has it aborted
+        assert cancelling(here) == {phase}
+        here.run(60_000)
+        assert bool(here.world.book.requests) == (not output)
+    here.stop(a)
+    here.run(120_000)
+    assert not here.world.book.requests
+
+
 def a_reading_older_than_the_cut_settles_nothing() -> None:
     here, a = begun(PLAIN)
     client = here.ask("a", answer_ms=20_000)
@@ -1098,6 +1114,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     places_that_only_a_stop_gives_back_restart_the_engine,
     a_waiter_that_expires_while_every_place_is_taken_hears_that,
     a_kill_keeps_every_way_in_which_a_cut_request_can_settle,
+    what_the_engine_was_not_told_by_id_is_not_ended_by_id,
     a_reading_older_than_the_cut_settles_nothing,
     an_eof_that_is_told_twice_counts_once,
     a_proof_from_before_the_doubt_opens_nothing,

@@ -16,17 +16,29 @@ if TYPE_CHECKING:
 
 
 def ask(
-    shell, route: str, *, stream: bool = True, hangs_up_in_ms: int | None = None, answer_ms: int | None = None
+    shell,
+    route: str,
+    *,
+    stream: bool = True,
+    nameable: bool = True,
+    hangs_up_in_ms: int | None = None,
+    answer_ms: int | None = None,
 ) -> Client:
-    """One client asks `route`."""
+    """One client asks `route`. What is not `nameable` (several answers in one) no engine ends by an id."""
     request = RequestId(f"r{shell.number():06d}")
-    client = shell.clients[request] = Client(request, route, stream, shell.now)
+    client = shell.clients[request] = Client(request, route, stream, shell.now, nameable=nameable)
     client.enters_at_ms = answer_ms or 0
     if hangs_up_in_ms is not None:
         shell.later(hangs_up_in_ms, lambda: hang_up(shell, client))
     shell.tell(
         e.RequestArrived(
-            now_ms=Millis(shell.now), request=request, route=route, api="chat", stream=stream, body_bytes=1_000
+            now_ms=Millis(shell.now),
+            request=request,
+            route=route,
+            api="chat",
+            stream=stream,
+            body_bytes=1_000,
+            nameable=nameable,
         )
     )
     return client
@@ -211,6 +223,7 @@ def abandon(shell: Shell, client: Client, *, report: bool = True) -> None:
 
 def abort(shell: Shell, order: o.Abort) -> None:
     client = shell.clients.get(order.request)
+    assert client is None or client.nameable, f"37: {order.request} is to be ended by an id that no engine was told"
     mute = shell.faults.hits("abort_mute")
     engine = shell.hosts[order.host].engines.get(order.incarnation)
 

@@ -208,6 +208,7 @@ class Client:
     route: str
     stream: bool
     arrived_at_ms: int
+    nameable: bool = True
     stage: str = "waiting"  # waiting, placed, sent, streaming, over
     told: str | None = None
     engine: Engine | None = None

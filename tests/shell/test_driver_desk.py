@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -12,7 +13,8 @@ from capyctl.control.spec import Spec, Traits
 from capyctl.control.world import World
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm import deployment
-from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Lane
+from capyctl.fsm import request as m
+from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Lane, Millis, RequestId
 from capyctl.router.desk import Arrival, Place
 from capyctl.server.desk import Desk
 
@@ -82,6 +84,17 @@ async def test_a_place_given_on_arrival_needs_no_wait(world):
     ticket = world.desk.arrive(arrival())
     place = await ticket.place()
     assert (place.incarnation, place.served_name, place.deadline_ms) == (RUN, "m", 9_000)
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_the_engine_is_told_the_id_exactly_of_what_it_will_be_asked_to_end_by_it(world, by_id):
+    state = m.State(request=RequestId("R"), stream=False, arrived_at_ms=Millis(1), deadline_ms=Millis(9_000))
+    traits = m.EngineTraits(abort_by_id=by_id)
+    world.desk.book.requests[RequestId("R")] = attrs.evolve(state, traits=traits)
+    world.on(events.RequestArrived, ADMIT)
+    ticket = world.desk.arrive(attrs.evolve(arrival(), nameable=True))
+    assert world.seen[0].nameable
+    assert (await ticket.place()).named == by_id
 
 
 async def test_whoever_waits_is_woken_by_a_place_or_by_a_refusal(autojump_clock, world):
