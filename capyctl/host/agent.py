@@ -30,7 +30,6 @@ from capyctl.host.journal import Journal, LaunchRecord, Memory, digest_of
 from capyctl.host.launch import FILES_LIMITER, TRANSIENT, Launcher, SpawnFailed
 from capyctl.host.parking import Parking
 from capyctl.host.ports import PortLeases, taken
-from capyctl.host.silence import effort
 from capyctl.ledger.types import HostPolicy
 from capyctl.session import messages as m
 
@@ -212,6 +211,11 @@ class HostAgent:
                     return m.Done(command_id=command.command_id)
                 case m.DigestCheckpoint():
                     return await self._digest(command)
+                case m.ReadLoad():
+                    engine = self._custody.engines.get(command.incarnation)
+                    if engine is not None:
+                        engine.read_now.set()
+                    return m.Done(command_id=command.command_id)
                 case m.PruneLogs():
                     return await self._prune_logs(command)
                 case m.VerifyStart():
@@ -636,7 +640,6 @@ class HostAgent:
     async def _report_load(self, engine: Engine) -> None:
         while True:
             if engine.answers:
-                asked_at_s = trio.current_time()
                 try:
                     running, waiting, kv, asked_at = await engine.gauges()
                     self._say(
@@ -648,26 +651,19 @@ class HostAgent:
                             kv_usage_ppm=kv,
                         )
                     )
-                    engine.silence.answered()
                 except (ConnectionError, TimeoutError, CapyError) as error:
                     # No reading is no report: the server sees the last one age.
                     fields = {"launch": str(engine.incarnation), "why": str(error)}
                     _log.debug("engine.unread", extra={"fields": fields})
-                    if isinstance(error, CapyError):  # an answer, if no reading
-                        engine.silence.answered()
-                    else:
-                        await self._doubt(engine, asked_at_s)
+                    why = engine.silence.why
+                    if why is not None:  # told again while it stays so
+                        _log.warning("engine.silent", extra={"fields": {**fields, "why": why}})
+                        self._say(m.EngineSilent(seen_at_ms=now_ms(), incarnation=engine.incarnation, reason=why))
             else:
                 engine.silence.answered()  # it is not asked
-            await trio.sleep(LOAD_EVERY_S)
-
-    async def _doubt(self, engine: Engine, asked_at_s: float) -> None:
-        """A gauge was not answered: say so once that can no longer be slowness, and again while it stays so."""
-        used = await in_thread(lambda: effort(engine.processes))
-        why = engine.silence.missed(asked_at_s, trio.current_time(), used)
-        if why is not None:
-            _log.warning("engine.silent", extra={"fields": {"launch": str(engine.incarnation), "why": why}})
-            self._say(m.EngineSilent(seen_at_ms=now_ms(), incarnation=engine.incarnation, reason=why))
+            with trio.move_on_after(LOAD_EVERY_S):
+                await engine.read_now.wait()
+            engine.read_now = trio.Event()
 
     async def _oversee(self, engine: Engine) -> None:
         """Note what shared memory a running engine made, and end one that opens a door of its own to the network."""

@@ -19,7 +19,7 @@ from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host import identity, logs, ports
 from capyctl.host.http import LoopbackClient
 from capyctl.host.journal import LaunchRecord, Memory
-from capyctl.host.silence import Silence
+from capyctl.host.silence import Silence, effort
 
 POLL_FIRST_S = 0.05  # a small model on llama.cpp is ready in 0.2 s
 POLL_S = 0.5
@@ -49,6 +49,7 @@ class Engine:
     fault: str | None = None  # why this host ended it by itself
     moving: str | None = None  # the step of its memory that is being performed now
     ended: trio.Event = attrs.field(factory=trio.Event)
+    read_now: trio.Event = attrs.field(factory=trio.Event)  # somebody waits for its gauges: do not wait for their turn
     silence: Silence = attrs.field(factory=Silence)
     watched: set[ProcessIdentity] = attrs.field(factory=set)
     exited: ProcessIdentity | None = None
@@ -85,11 +86,19 @@ class Engine:
         async with self._reading:
             if self.abandoned():
                 await trio.sleep_until(self._read_at + LOAD_EVERY_S)
-            asked_at = now_ms()
+            asked_at, asked_at_s = now_ms(), trio.current_time()
             try:
                 running, waiting, kv = await self.adapter.gauges(self.client)
+            except (ConnectionError, TimeoutError):
+                used = await trio.to_thread.run_sync(effort, self.processes)
+                self.silence.missed(asked_at_s, trio.current_time(), used)
+                raise
+            except CapyError:
+                self.silence.answered()  # an answer, if no reading
+                raise
             finally:
                 self._read_at = trio.current_time()
+            self.silence.answered()
             return running, waiting, kv, asked_at
 
     async def probe(self, limit_s: float | None = None) -> Usable:

@@ -57,9 +57,13 @@ def effort(processes: Iterable[ProcessIdentity]) -> Effort:
 
 @attrs.define(eq=False)
 class Silence:
-    """How long one engine has been silent. `hung` while the verdict stands. Times are of one monotonic clock, s."""
+    """How long one engine has been silent. Times are of one monotonic clock, s.
+
+    `why` it is to be doubted, None while it may only be slow; `hung` when moreover it does nothing.
+    """
 
     hung: bool = False
+    why: str | None = None
     _misses: int = 0
     _since: float = 0.0
     _idle_since: float = 0.0
@@ -68,10 +72,10 @@ class Silence:
 
     def answered(self) -> None:
         """It answered, be it with an error: whatever it is, it is not silent."""
-        self.hung, self._misses, self._effort = False, 0, None
+        self.hung, self.why, self._misses, self._effort = False, None, 0, None
 
-    def missed(self, asked_at_s: float, now_s: float, used: Effort) -> str | None:
-        """One more gauge without an answer. Returns: why it is to be doubted, None while it may only be slow."""
+    def missed(self, asked_at_s: float, now_s: float, used: Effort) -> None:
+        """One more gauge without an answer."""
         if self._misses == 0:
             self._since = self._idle_since = asked_at_s
         elif self._effort is not None and self._works(now_s, self._effort, used):
@@ -80,12 +84,12 @@ class Silence:
         self._effort, self._seen_at = used, now_s
         silent_s, idle_s = now_s - self._since, now_s - self._idle_since
         self.hung = self._misses >= MISSES_MIN and idle_s >= HUNG_S
+        self.why = None
         if self.hung:
             how = "it is stopped by a signal" if used.stopped else "its processes do nothing"
-            return f"the engine has answered nothing for {silent_s:.0f} s, and {how}"
-        if self._misses >= MISSES_MIN and silent_s >= BUSY_S:
-            return f"the engine has answered nothing for {silent_s:.0f} s"
-        return None
+            self.why = f"the engine has answered nothing for {silent_s:.0f} s, and {how}"
+        elif self._misses >= MISSES_MIN and silent_s >= BUSY_S:
+            self.why = f"the engine has answered nothing for {silent_s:.0f} s"
 
     def _works(self, now_s: float, before: Effort, used: Effort) -> bool:
         if used.stopped:

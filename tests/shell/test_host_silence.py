@@ -16,8 +16,11 @@ ASKED_EVERY_S = 6.5  # a gauge that is not answered within 5 s, and the pause
 
 def told(uses: list[Effort]) -> list[str | None]:
     """What is said after each gauge that was not answered."""
-    quiet = Silence()
-    return [quiet.missed(n * ASKED_EVERY_S, n * ASKED_EVERY_S + 5, used) for n, used in enumerate(uses)]
+    quiet, verdicts = Silence(), []
+    for n, used in enumerate(uses):
+        quiet.missed(n * ASKED_EVERY_S, n * ASKED_EVERY_S + 5, used)
+        verdicts.append(quiet.why)
+    return verdicts
 
 
 def test_an_engine_that_does_nothing_is_doubted_after_a_quarter_of_a_minute():
@@ -53,9 +56,10 @@ def test_an_answer_ends_the_silence_and_a_pause_of_the_machine_says_nothing():
     for n in range(2):
         quiet.missed(n * ASKED_EVERY_S, n * ASKED_EVERY_S + 5, used)
     quiet.answered()
-    assert quiet.missed(0.0, 9_000.0, used) is None, "the whole machine slept in the middle of one gauge"
-    assert quiet.missed(9_001.5, 9_006.5, used) is None
-    assert not quiet.hung
+    quiet.missed(0.0, 9_000.0, used)  # the whole machine slept in the middle of one gauge
+    assert quiet.why is None
+    quiet.missed(9_001.5, 9_006.5, used)
+    assert (quiet.why, quiet.hung) == (None, False)
 
 
 def test_effort_reads_a_process_by_its_identity():
