@@ -145,6 +145,18 @@ class PruneLogs(Order):
     as_of_ms: Millis
 
 
+@attrs.frozen(kw_only=True)
+class ReadLoad(Order):
+    """Read this engine's gauges now: everything that a drain waited for has ended, and its own word is what lacks.
+
+    It changes nothing, so it is asked for at once. No outcome: the answer is a LoadReported, and one that is lost
+    is followed by the host's next regular reading.
+    """
+
+    incarnation: Incarnation
+    host: HostId
+
+
 # --- to the router: performed at once, nothing waits for the disk ---------------------------------
 
 

@@ -12,7 +12,7 @@ import attrs
 
 from capyctl.control import commands, lanes, notices, operations, preinit, reclaiming, requests, switching
 from capyctl.control.book import Book
-from capyctl.control.orders import Probe
+from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import DeploymentRow, InstanceRow, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import deployment, facts, residency, switch
@@ -105,6 +105,16 @@ def end_requests(book: Book, lane: Lane) -> None:
     row = book.instances[lane]
     if row.phase is ResidencyPhase.DRAINING_TO_STOP and row.run.generation is not None:
         lanes.tell(book, lane, facts.RequestsEnded(now_ms=book.now_ms, generation=row.run.generation))
+    elif row.phase is ResidencyPhase.DRAINING_TO_PARK and row.run.host in book.online:
+        _ask_idle(book, lane, row)
+
+
+def _ask_idle(book: Book, lane: Lane, row: InstanceRow) -> None:
+    """Have the gauges of a drained engine read now, once for what is known: the next regular reading is far off."""
+    told_at = max(row.machine.gate.closed_at_ms, book.used_at.get(lane, Millis(0)))
+    if row.run.generation is not None and book.asked_idle.get(lane, Millis(-1)) < told_at:
+        book.asked_idle[lane] = book.now_ms
+        book.order(ReadLoad(incarnation=row.run.incarnation, host=row.run.placed_on))
 
 
 def _proofs(book: Book) -> None:

@@ -112,6 +112,8 @@ class Hosts(Protocol):
 
     async def prune_logs(self, order: orders.PruneLogs) -> None: ...
 
+    async def read_load(self, order: orders.ReadLoad) -> None: ...
+
 
 @attrs.frozen(kw_only=True)
 class Fault:
@@ -259,6 +261,8 @@ class Driver:
                 self._nursery.start_soon(self._verify, order, commit)
             case orders.PruneLogs():
                 self._nursery.start_soon(self._prune_logs, order, commit)
+            case orders.ReadLoad():
+                self._nursery.start_soon(self._read_load, order)
             case orders.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -395,6 +399,12 @@ class Driver:
             await self.hosts.prune_logs(order)
         except Exception as wrong:  # they are asked for again when the host comes online next
             log.failed("logs.kept", wrong, host=order.host)
+
+    async def _read_load(self, order: orders.ReadLoad) -> None:
+        try:
+            await self.hosts.read_load(order)
+        except Exception as wrong:  # the host reads it anyway, only later
+            log.failed("load.unasked", wrong, lane=order.incarnation.lane)
 
     async def _work(self, lane: Lane) -> None:
         """Perform what was ordered on one lane, one at a time."""

@@ -405,14 +405,17 @@ class HostLinks:
 
     async def prune_logs(self, order: orders.PruneLogs) -> None:
         """Have a host delete the logs of deployments that are no more. Raises: CapyError when it did not."""
-        command = m.PruneLogs(
-            command_id=f"prune:{order.host}@{self.clock()}", kept=order.kept, as_of_ms=order.as_of_ms
-        )
+        command = m.PruneLogs(command_id=f"prune:{order.host}@{self.clock()}", kept=order.kept, as_of_ms=order.as_of_ms)
         match await self._call(order.host, command):
             case m.Refused() as refused:
                 raise Refusal(refused.code, refused.message)
             case _:
                 pass  # Done
+
+    async def read_load(self, order: orders.ReadLoad) -> None:
+        """Have a host read an engine's gauges now; the reading is a report. Raises: CapyError when it was not asked."""
+        command = m.ReadLoad(command_id=f"load:{order.incarnation}@{self.clock()}", incarnation=order.incarnation)
+        await self._call(order.host, command)
 
     # --- reports ---------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.CloseIngress: "close_ingress",
     messages.DigestCheckpoint: "digest_checkpoint",
     messages.PruneLogs: "prune_logs",
+    messages.ReadLoad: "read_load",
     messages.VerifyStart: "verify_start",
 }
 

@@ -149,6 +149,13 @@ class DigestCheckpoint(Command):
 
 
 @attrs.frozen(kw_only=True)
+class ReadLoad(Command):
+    """Read that engine's gauges now instead of when it is due; a LoadReport says what they read. Result: Done."""
+
+    incarnation: Incarnation
+
+
+@attrs.frozen(kw_only=True)
 class PruneLogs(Command):
     """Delete the engine logs of every deployment but these, and but those that have launches. Result: Done | Refused.
 

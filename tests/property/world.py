@@ -272,6 +272,8 @@ class Shell:
             case o.PruneLogs(kept=kept):
                 rows = self.world.book.deployments.items()
                 assert {one for one, row in rows if row.created_at_ms < order.as_of_ms} <= set(kept)
+            case o.ReadLoad(incarnation=incarnation):
+                self.later(self.between(0, 5), lambda: self._read_load(incarnation), mortal=True)
             case o.VerifyStart():
                 takes = self.look_ms.get(order.deployment) or self.between(1, 50)
                 self.later(takes, lambda: self._verified(order), mortal=True)
@@ -461,6 +463,12 @@ class Shell:
         )
         domains = {Domain("other"): sample} if bad and self.rng.random() < 0.3 else {RAM: sample}
         self.tell(e.Observed(now_ms=Millis(self.now), host=host.policy.host, domains=domains))
+
+    def _read_load(self, incarnation: Incarnation) -> None:
+        for host in self.hosts.values():
+            engine = host.engines.get(incarnation)
+            if engine is not None and host.online:
+                self._gauge(engine)
 
     def _gauge(self, engine: Engine) -> None:
         """A load reading, where anybody may wait for one; or the word that there is none."""

@@ -124,6 +124,9 @@ class Hosts:
         if self.raises is not None:
             raise self.raises
 
+    async def read_load(self, order: orders.ReadLoad) -> None:
+        self.diary.append(f"read {order.incarnation.lane}")
+
     async def verify(self, order: orders.VerifyStart) -> events.Event:
         self.diary.append(f"verify {order.digest}")
         if self.raises is not None:
