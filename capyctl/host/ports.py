@@ -9,10 +9,7 @@ Source: engines 5; lifecycle 23 (24).
 from __future__ import annotations
 
 import errno
-import ipaddress
-import os
 import socket
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,20 +17,14 @@ import attrs
 
 from capyctl.errors import Refusal, check
 from capyctl.fsm.types import Incarnation
+from capyctl.host import sockets
+from capyctl.host.identity import PROC
 
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 8100, 8199
-_LISTEN = "0A"
 
 
-def _words(packed: bytes) -> str:
-    """An address as the kernel prints it: words of 32 bits in the machine's byte order."""
-    return "".join(f"{int.from_bytes(packed[at : at + 4], sys.byteorder):08X}" for at in range(0, len(packed), 4))
-
-
-_REACHED = {
-    _words(ipaddress.ip_address(address).packed) for address in (LOOPBACK, "0.0.0.0", "::", f"::ffff:{LOOPBACK}")
-}
+_REACHED = frozenset({LOOPBACK, "0.0.0.0", "::", f"::ffff:{LOOPBACK}"})
 """Where one may listen to take a connection to LOOPBACK."""
 
 
@@ -95,37 +86,14 @@ def taken(port: int) -> bool:
     return False
 
 
-def listened_by(port: int, pids: Iterable[int], proc: Path = Path("/proc")) -> bool | None:
+def listened_by(port: int, pids: Iterable[int], proc: Path = PROC) -> bool | None:
     """Whether processes of `pids` hold every socket that takes connections to `port` on loopback; None: nobody does.
 
     A port answers for whoever took it, so an engine is known by its processes' own descriptors. Several sockets may
     share a port (SO_REUSEPORT, which llama.cpp sets too), and each gets some of the connections: one of another
     program is enough for a no.
     """
-    sockets = _listeners(port, proc)
-    if not sockets:
+    wanted = {one.inode for one in sockets.listening(proc=proc) if one.port == port and one.address in _REACHED}
+    if not wanted:
         return None
-    wanted = {f"socket:[{inode}]" for inode in sockets}
-    return wanted <= {link for pid in pids for link in _descriptors(pid, proc)}
-
-
-def _listeners(port: int, proc: Path) -> set[str]:
-    found = set()
-    for table in ("net/tcp", "net/tcp6"):
-        try:
-            lines = (proc / "self" / table).read_text("ascii").splitlines()[1:]
-        except FileNotFoundError:  # no IPv6 in this kernel
-            continue
-        for line in lines:
-            fields = line.split()
-            address, _, at = fields[1].rpartition(":")
-            if fields[3] == _LISTEN and int(at, 16) == port and address in _REACHED:
-                found.add(fields[9])
-    return found
-
-
-def _descriptors(pid: int, proc: Path) -> list[str]:
-    try:
-        return [os.readlink(entry.path) for entry in os.scandir(proc / str(pid) / "fd")]
-    except OSError:  # it ended, or a descriptor closed while we looked: it does not hold the listener now
-        return []
+    return wanted <= {inode for pid in pids for inode in sockets.inodes(pid, proc)}

@@ -12,7 +12,7 @@ import pytest
 
 from capyctl.errors import InvariantBroken, Refusal
 from capyctl.fsm.types import Bytes, HostId
-from capyctl.host import identity, ports
+from capyctl.host import identity, ports, sockets
 from capyctl.host.cards import Card, Nvml, whole
 from capyctl.host.devices import Observer
 from capyctl.host.memory import Seen, read_memory, resident_bytes
@@ -299,3 +299,21 @@ async def test_a_card_that_is_no_longer_seen_is_left_out_of_the_sample(monkeypat
     now = seen[SYSTEM].seen_at_ms
     monkeypatch.setattr("capyctl.host.devices.now_ms", lambda: now + 5_001)
     assert set(await observer.sample({})) == {SYSTEM}
+
+
+def test_the_kernels_answer_about_listeners_and_its_text_tables_agree() -> None:
+    with (
+        socket.socket(socket.AF_INET) as four,
+        socket.socket(socket.AF_INET6) as six,
+    ):
+        four.bind(("127.0.0.1", 0))
+        six.bind(("::1", 0))
+        four.listen()
+        six.listen()
+        mine = sockets.inodes(os.getpid())
+        asked = {one for one in sockets.listening() if one.inode in mine}
+        here = {(one.address, one.port) for one in asked}
+        assert {("127.0.0.1", four.getsockname()[1]), ("::1", six.getsockname()[1])} <= here
+        read = set(sockets.listening(proc=Path("/proc/../proc")))  # not the place where the kernel is asked
+        assert asked == {one for one in read if one.inode in mine}
+    assert not {one for one in sockets.listening(os.getpid()) if one in asked}
