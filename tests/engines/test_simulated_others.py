@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,19 +166,35 @@ def test_sglang_gauges_read_zero_for_the_first_tokens_of_a_lone_request_and_load
         wait_until(lambda: engine.json("/v1/loads")["loads"][0]["num_running_reqs"] == 0)
 
 
-def test_sglang_aborts_by_the_prefix_of_an_id_and_refuses_one_in_flight(serve: Serve, sglang: Installation) -> None:
+def test_sglang_aborts_ids_that_begin_with_one_it_knows_and_refuses_one_in_flight(
+    serve: Serve, sglang: Installation
+) -> None:
     sglang.set(token_s=0.01, answer_tokens=1000)
     with serve() as engine:
         answers: list[tuple[int, bytes]] = []
-        body = CHAT | {"rid": "abc-1"}
-        thread = threading.Thread(target=lambda: answers.append(engine.ask("/v1/chat/completions", body)))
-        thread.start()
-        wait_until(lambda: engine.json("/v1/loads")["loads"][0]["num_running_reqs"] == 1)
-        assert engine.ask("/v1/chat/completions", body)[0] == 400
-        assert engine.ask("/abort_request", {"rid": "nobody"}, key=ADMIN)[0] == 200
+        bodies = [CHAT | {"rid": rid, "n": n} for rid, n in (("abc", 1), ("abc-1", 1), ("several", 2))]
+
+        def ask(body: dict[str, Any]) -> None:
+            answers.append(engine.ask("/v1/chat/completions", body))
+
+        threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: at_work(engine) == 3)
+        assert engine.ask("/v1/chat/completions", bodies[0])[0] == 400
+        for rid in ("nobody", "ab", "several", ""):
+            assert engine.ask("/abort_request", {"rid": rid}, key=ADMIN)[0] == 200
+        assert at_work(engine) == 3
         assert engine.ask("/abort_request", {"rid": "abc"}, key=ADMIN)[0] == 200
-        thread.join(5)
-        assert json.loads(answers[0][1])["id"] == "abc-1"
+        wait_until(lambda: len(answers) == 2)
+        assert sorted(json.loads(answer)["id"] for _, answer in answers) == ["abc", "abc-1"]
+        assert engine.ask("/abort_request", {"abort_all": True}, key=ADMIN)[0] == 200
+        for thread in threads:
+            thread.join(5)
+
+
+def at_work(engine: Running) -> int:
+    return int(engine.json("/v1/loads")["loads"][0]["num_running_reqs"])
 
 
 def test_sglang_children_die_with_a_killed_front(serve: Serve, sglang: Installation) -> None:

@@ -157,7 +157,7 @@ class Generator:
                 raise Dead
             if reply.left():
                 reply.close()
-                time.sleep(delay)
+                self.scheduler.linger(job, delay)
                 raise ClientLeft
 
         with self.scheduler.place(job, look):
@@ -168,7 +168,7 @@ class Generator:
                 writer.finish()
             except (ClientLeft, BrokenPipeError):
                 reply.close()
-                time.sleep(delay)  # the work goes on until the engine notices
+                self.scheduler.linger(job, delay)
                 raise ClientLeft from None
             except Aborted:
                 writer.aborted()

@@ -139,6 +139,11 @@ class Scheduler:
         if job.ttft_s is not None:
             self.ttft.observe(job.ttft_s)
 
+    def linger(self, job: Job, seconds: float) -> None:
+        """Its client has left: the work goes on until the engine notices that, or is told to end it."""
+        with self.changed:
+            self.changed.wait_for(lambda: job.aborted, seconds)
+
     def abort(self, matches: Callable[[str], bool]) -> int:
         """End every request whose id matches; returns how many."""
         with self.changed:

@@ -252,7 +252,11 @@ class SglangRoutes(Engine):
                 self._rids.add(rid)
             try:
                 if not self._touches_released():
-                    self.generator.run(request, reply, asked, rid=rid, name=name)
+                    # A batch, or several answers, are requests of ids of their own; the one that was sent names none.
+                    prompt = None if chat else body.get("prompt")
+                    batch = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+                    inside = secrets.token_hex(16) if batch or asked.choices > 1 else rid
+                    self.generator.run(request, reply, asked, rid=inside, name=name)
             finally:
                 with self._lock:
                     self._rids.discard(rid)
@@ -490,9 +494,14 @@ class SglangRoutes(Engine):
         rid = str(body.get("rid") or "")
         if body.get("abort_all"):
             self.scheduler.abort(lambda _: True)
-        elif rid:
+        elif self._knows(rid):
             self.scheduler.abort(lambda known: known.startswith(rid))
         reply.send(200)
+
+    def _knows(self, rid: str) -> bool:
+        """Whether the front holds exactly this id: only then does the scheduler hear of it, which looks at prefixes."""
+        with self._lock:
+            return rid in self._rids
 
     def _pause(self, request: Request, reply: Reply) -> None:
         self.scheduler.paused = request.path == "/pause_generation"
