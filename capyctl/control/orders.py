@@ -157,6 +157,16 @@ class ReadLoad(Order):
     host: HostId
 
 
+@attrs.frozen(kw_only=True)
+class ReadMemory(Order):
+    """Look at this host's memory now: something came free there, and a switch waits for a sample that is newer.
+
+    As with ReadLoad: at once, and the answer is an Observed.
+    """
+
+    host: HostId
+
+
 # --- to the router: performed at once, nothing waits for the disk ---------------------------------
 
 

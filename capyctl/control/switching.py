@@ -14,6 +14,7 @@ from capyctl import ulid
 from capyctl.control import events as e
 from capyctl.control import lanes, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.orders import ReadMemory
 from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, residency, switch
 from capyctl.fsm.activation import ActivationPhase
@@ -382,7 +383,10 @@ def _recheck(book: Book, state: switch.State, asks_of: Callable[[Book, Lane], Se
     seen = book.seen.get(state.host, {})
     released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
     if not seen or min(one.seen_at_ms for one in seen.values()) <= released_at:
-        # No sample yet in this session, or none since the last release; the next one is at most a second away.
+        # No sample yet in this session, or none since the last release: the regular one may be a second away.
+        if book.asked_memory.get(state.host, Millis(-1)) < released_at and state.host in book.online:
+            book.asked_memory[state.host] = released_at
+            book.order(ReadMemory(host=state.host))
         return
     verdicts = [admission.propose(book.ledger, ask, seen, book.now_ms) for ask in tries]
     shorts = [verdict for verdict in verdicts if isinstance(verdict, Shortfall)]

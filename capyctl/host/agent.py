@@ -35,7 +35,7 @@ from capyctl.session import messages as m
 
 REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
-FREED_S = 0.1  # after a proven end: by then the server knows of it, and a sample is newer than what it knows
+A_MOMENT_S = 0.002  # times are told in milliseconds, and the look is to be newer than what it was asked for
 PEAK_EVERY_S = 0.2
 OVERSEE_STARTING_S = 2.0
 OVERSEE_S = 15.0  # between two looks at what a running engine listens on and which shared memory it made
@@ -96,7 +96,7 @@ class HostAgent:
     _running: dict[str, _Running] = attrs.field(init=False, factory=dict)
     _preparing: dict[Incarnation, _Preparing] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
-    _freed: trio.Event = attrs.field(init=False, factory=trio.Event)  # memory came back: look before the next second
+    _look_now: trio.Event = attrs.field(init=False, factory=trio.Event)  # somebody waits for a look at the memory
 
     def __attrs_post_init__(self) -> None:
         self._send, self.reports = trio.open_memory_channel[m.Report](REPORTS_MAX)
@@ -216,6 +216,9 @@ class HostAgent:
                     if engine is not None:
                         engine.read_now.set()
                     return m.Done(command_id=command.command_id)
+                case m.ReadMemory():
+                    self._look_now.set()
+                    return m.Done(command_id=command.command_id)
                 case m.PruneLogs():
                     return await self._prune_logs(command)
                 case m.VerifyStart():
@@ -275,8 +278,6 @@ class HostAgent:
         finally:
             running.done.set()
             del self._running[command.command_id]
-            if isinstance(running.result, (m.Absent, m.Parked)):
-                self._freed.set()  # a switch waits for a sample that is newer than the end of its victim
 
     async def _effect(self, command: m.Command) -> m.Result:
         match command:
@@ -682,13 +683,13 @@ class HostAgent:
 
     async def _report_domains(self) -> None:
         while True:
-            self._freed = trio.Event()
+            self._look_now = trio.Event()
             domains = await self.observer.sample(self._owners())
             self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
             with trio.move_on_after(DOMAINS_EVERY_S) as pause:
-                await self._freed.wait()
+                await self._look_now.wait()
             if not pause.cancelled_caught:
-                await trio.sleep(FREED_S)
+                await trio.sleep(A_MOMENT_S)
                 with trio.move_on_after(DOMAINS_EVERY_S):
                     await self.observer.look()
 

@@ -37,7 +37,7 @@ from capyctl.session import messages as m
 SETTLE_S = 30.0  # drivers give memory back after the call has returned
 SETTLE_LOOK_S = 5.0  # the same for a release whose answer was lost some time ago
 LAST_WORDS_S = 0.5  # of a limit, to say what was seen
-LOOK_FIRST_S = 0.02  # most engines are done when they say so: the second look comes soon, later ones seldom
+LOOK_FIRST_S = 0.002  # most engines are done when they say so: the second look comes at once, later ones seldom
 LOOK_EVERY_S = 0.5
 QUIET_S = 5.0  # an engine that was read idle may have to finish its last step
 ALIVE_S = 15.0  # of a parked engine, until it answers what may be asked of it

@@ -21,8 +21,8 @@ on, and nothing is restarted over and over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import attrs
 import trio
@@ -43,6 +43,7 @@ TICK_PAUSE_S: Final = 1.0
 TICK_PAUSE_MAX_S: Final = 60.0
 FAULTS_KEPT: Final = 100
 
+Asked = TypeVar("Asked", orders.ReadLoad, orders.ReadMemory)
 CommandEvent = (
     events.DeployAsked
     | events.StartAsked
@@ -113,6 +114,8 @@ class Hosts(Protocol):
     async def prune_logs(self, order: orders.PruneLogs) -> None: ...
 
     async def read_load(self, order: orders.ReadLoad) -> None: ...
+
+    async def read_memory(self, order: orders.ReadMemory) -> None: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -262,7 +265,9 @@ class Driver:
             case orders.PruneLogs():
                 self._nursery.start_soon(self._prune_logs, order, commit)
             case orders.ReadLoad():
-                self._nursery.start_soon(self._read_load, order)
+                self._nursery.start_soon(self._read, self.hosts.read_load, order)
+            case orders.ReadMemory():
+                self._nursery.start_soon(self._read, self.hosts.read_memory, order)
             case orders.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -400,11 +405,11 @@ class Driver:
         except Exception as wrong:  # they are asked for again when the host comes online next
             log.failed("logs.kept", wrong, host=order.host)
 
-    async def _read_load(self, order: orders.ReadLoad) -> None:
+    async def _read(self, ask: Callable[[Asked], Awaitable[None]], order: Asked) -> None:
         try:
-            await self.hosts.read_load(order)
-        except Exception as wrong:  # the host reads it anyway, only later
-            log.failed("load.unasked", wrong, lane=order.incarnation.lane)
+            await ask(order)
+        except Exception as wrong:  # the host looks anyway, only later
+            log.failed("look.unasked", wrong, order=type(order).__name__)
 
     async def _work(self, lane: Lane) -> None:
         """Perform what was ordered on one lane, one at a time."""

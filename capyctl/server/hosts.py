@@ -417,6 +417,10 @@ class HostLinks:
         command = m.ReadLoad(command_id=f"load:{order.incarnation}@{self.clock()}", incarnation=order.incarnation)
         await self._call(order.host, command)
 
+    async def read_memory(self, order: orders.ReadMemory) -> None:
+        """As `read_load`, of a host's memory."""
+        await self._call(order.host, m.ReadMemory(command_id=f"memory:{order.host}@{self.clock()}"))
+
     # --- reports ---------------------------------------------------------------------------------
 
     def heard(self, report: m.Report) -> events.Event | None:

@@ -59,6 +59,7 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.DigestCheckpoint: "digest_checkpoint",
     messages.PruneLogs: "prune_logs",
     messages.ReadLoad: "read_load",
+    messages.ReadMemory: "read_memory",
     messages.VerifyStart: "verify_start",
 }
 

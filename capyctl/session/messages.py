@@ -156,6 +156,11 @@ class ReadLoad(Command):
 
 
 @attrs.frozen(kw_only=True)
+class ReadMemory(Command):
+    """Look at the memory now instead of when it is due; a Domains report says what was seen. Result: Done."""
+
+
+@attrs.frozen(kw_only=True)
 class PruneLogs(Command):
     """Delete the engine logs of every deployment but these, and but those that have launches. Result: Done | Refused.
 

@@ -274,6 +274,8 @@ class Shell:
                 assert {one for one, row in rows if row.created_at_ms < order.as_of_ms} <= set(kept)
             case o.ReadLoad(incarnation=incarnation):
                 self.later(self.between(0, 5), lambda: self._read_load(incarnation), mortal=True)
+            case o.ReadMemory(host=host):
+                self.later(self.between(1, 5), lambda: self._read_memory(host), mortal=True)
             case o.VerifyStart():
                 takes = self.look_ms.get(order.deployment) or self.between(1, 50)
                 self.later(takes, lambda: self._verified(order), mortal=True)
@@ -463,6 +465,10 @@ class Shell:
         )
         domains = {Domain("other"): sample} if bad and self.rng.random() < 0.3 else {RAM: sample}
         self.tell(e.Observed(now_ms=Millis(self.now), host=host.policy.host, domains=domains))
+
+    def _read_memory(self, host: HostId) -> None:
+        if self.hosts[host].online:
+            self._observe(self.hosts[host])
 
     def _read_load(self, incarnation: Incarnation) -> None:
         for host in self.hosts.values():

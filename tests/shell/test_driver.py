@@ -127,6 +127,9 @@ class Hosts:
     async def read_load(self, order: orders.ReadLoad) -> None:
         self.diary.append(f"read {order.incarnation.lane}")
 
+    async def read_memory(self, order: orders.ReadMemory) -> None:
+        self.diary.append(f"look {order.host}")
+
     async def verify(self, order: orders.VerifyStart) -> events.Event:
         self.diary.append(f"verify {order.digest}")
         if self.raises is not None:
