@@ -89,8 +89,7 @@ def test_a_copy_that_outgrew_its_bound_is_shown(shell: Shell, role: FakeRole, in
     writer = role.add("writer")
     writer["instances"][0] |= instance
     assert (
-        f"  Parked    instance 0: its copy outgrew the bound, {line}\n"
-        in shell("status", "deployment", "writer").out
+        f"  Parked    instance 0: its copy outgrew the bound, {line}\n" in shell("status", "deployment", "writer").out
     )
 
 
