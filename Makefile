@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 READY  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm check format spec mutants campaign bench lock clean
+.PHONY: help demo test test-vllm check format spec mutants campaign faults bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ mutants: $(READY)  ## widen every guard of the core; each must be caught
 
 campaign: $(READY)  ## the long random campaigns, fresh seeds
 	CAPYCTL_CAMPAIGN=1 $(BIN)/pytest tests/property $(PYTEST)
+
+faults: $(READY)  ## every fault of an engine in every state: the whole matrix, some ten minutes; prints its table
+	$(BIN)/python -m tests.integration.parking.faults $(FAULTS)
 
 bench: $(READY)  ## measure against peers in the same run; prints ratios
 	$(BIN)/python -m benchmarks
