@@ -134,8 +134,9 @@ class _Process:
         self._later: list[tuple[float, dict[str, Any]]] = []
 
     def _terminated(self, *_: object) -> None:
-        if not self._knobs.ignores_sigterm and self._ends_at is None:
-            self._ends_at = time.monotonic() + self._plan.term_s * self._knobs.time_scale
+        if not self._knobs.ignores_sigterm:  # an orphan, too, ends sooner when it is asked to
+            ends_at = time.monotonic() + self._plan.term_s * self._knobs.time_scale
+            self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
 
     def run(self) -> int:
         orders: socket.socket | None = self._plan.theirs
