@@ -20,6 +20,7 @@ from capyctl.clock import now_ms
 from capyctl.fsm.proofs import GoneProof, NeverLaunched, Rebooted, SameEngine
 from capyctl.fsm.types import Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, listeners, process, segments
+from capyctl.host.devices import Owners
 from capyctl.host.engine import Engine
 from capyctl.host.identity import Presence
 from capyctl.host.ingress import Ingress
@@ -28,6 +29,7 @@ from capyctl.host.ports import PortLeases
 
 T = TypeVar("T")
 LOOK_LIMITER = trio.CapacityLimiter(2)
+OVERSEE_S = 15.0  # between two looks at what a running engine listens on and which shared memory it made
 _log = logging.getLogger("capyctl.host.custody")
 
 
@@ -114,6 +116,25 @@ class Custody:
             return None
         places = ", ".join(str(one) for one in found)
         return f"the engine listens beyond loopback, where no key guards it: {places}"
+
+    async def oversee(self, engine: Engine, grace_s: float) -> None:
+        """Note what shared memory a running engine made, and end one that opens a door of its own to the network."""
+        while True:
+            await trio.sleep(OVERSEE_S)
+            if engine.launching or engine.ending or not engine.ready:
+                continue
+            await self.note_segments(engine.incarnation, engine.processes)
+            exposed = await self.exposed(engine)
+            if exposed is not None:
+                _log.error("engine.exposed", extra={"fields": {"launch": str(engine.incarnation), "why": exposed}})
+                self.ingress.close(engine.incarnation)
+                engine.fault = exposed
+                await process.put_down(engine.processes, grace_s, self.kill_s)
+                return
+
+    def owners(self) -> Owners:
+        """Whose processes hold which memory: every watched engine's."""
+        return {engine.incarnation.lane.owner: engine.processes for engine in self.engines.values()}
 
     async def record_group(self, engine: Engine) -> tuple[ProcessIdentity, ...]:
         """Name every process of a group that has just become ready, in the journal first (W4)."""

@@ -29,6 +29,7 @@ else to answer, so a poll each second would keep an abandoned answer running for
 
 HUNG_PROBE_S = 10.0  # of one that is doubted because it does nothing
 PROBE_S = 60.0  # of a running engine; at a start the deadline bounds the probe
+REASON_CHARS = 4_000
 
 
 @attrs.define(eq=False)
@@ -177,3 +178,9 @@ class Engine:
 
 def _seconds_until(deadline_ms: Millis) -> float:
     return max(0.1, (deadline_ms - now_ms()) / 1000)
+
+
+def with_words(reason: str, words: list[str]) -> str:
+    """A failure's reason with the engine's last lines, bounded."""
+    text = reason if not words else reason + ":\n" + "\n".join(words)
+    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"

@@ -16,7 +16,7 @@ import trio
 from capyctl import ulid
 from capyctl.fsm.proofs import Gone, NeverLaunched
 from capyctl.fsm.types import Bytes, DeploymentId, Generation, Incarnation, Lane, Millis, RequestId, Role
-from capyctl.host import agent, identity, logs, ports, silence
+from capyctl.host import identity, logs, ports, reports, silence
 from capyctl.host.identity import Presence
 from capyctl.host.journal import open_journal
 from capyctl.router.desk import NotAccepted
@@ -443,7 +443,7 @@ async def test_a_checkpoint_is_measured(host: Host, model: Path) -> None:
 
 async def test_an_engine_that_is_stopped_is_told_of_and_a_stop_does_not_wait_for_it(host, model, monkeypatch) -> None:
     monkeypatch.setattr(silence, "HUNG_S", 1.0)
-    monkeypatch.setattr(agent, "LOAD_EVERY_S", 0.2)
+    monkeypatch.setattr(reports, "LOAD_EVERY_S", 0.2)
     async with host() as running:
         engine = await launched(running, model)
         watched = running.agent._custody.engines[incarnation()]

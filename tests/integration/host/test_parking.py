@@ -14,9 +14,9 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.fsm.types import Bytes, Millis, ProcessIdentity, RequestId, Residency, Token
-from capyctl.host import agent as agents
+from capyctl.host import custody, logs
 from capyctl.host import journal as journals
-from capyctl.host import logs
+from capyctl.host.engine import LOAD_EVERY_S
 from capyctl.host.journal import Memory, open_journal
 from capyctl.host.segments import Segment
 from capyctl.router.desk import NotAccepted
@@ -106,7 +106,7 @@ async def test_a_parked_engine_gave_its_memory_back_and_a_woken_one_answers_as_b
         assert parked.same.incarnation == incarnation()
         assert await running.agent.handle(command) == parked  # replayed
         assert not await served(running)
-        await trio.sleep(agents.LOAD_EVERY_S + 0.2)  # nothing asks it for its gauges meanwhile
+        await trio.sleep(LOAD_EVERY_S + 0.2)  # nothing asks it for its gauges meanwhile
 
         awake = await running.agent.handle(restore(engine))
         assert isinstance(awake, m.Awake), awake
@@ -271,7 +271,7 @@ async def test_a_parked_engine_outlives_the_role_and_is_not_asked_anything(
         assert isinstance(await running.agent.handle(release(engine.processes)), m.Parked)
     async with host() as running:
         assert not await served(running)
-        await trio.sleep(agents.LOAD_EVERY_S + 0.2)
+        await trio.sleep(LOAD_EVERY_S + 0.2)
         seen = await running.agent.handle(look(engine))
         assert isinstance(seen, m.ProbeResult)
         assert seen.same is not None
@@ -393,7 +393,7 @@ async def test_an_engine_that_listens_beyond_loopback_is_not_served(host: Host, 
 
 
 async def test_an_engine_that_opens_a_door_later_is_ended(host, model, diary, monkeypatch) -> None:
-    monkeypatch.setattr(agents, "OVERSEE_S", 0.2)
+    monkeypatch.setattr(custody, "OVERSEE_S", 0.2)
     async with host() as running:
         await loaded(running, model, diary, fault="door_later")
         exited = await running.report(m.MemberExit)

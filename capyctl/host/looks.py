@@ -1,0 +1,158 @@
+"""Questions about what runs here, and what is asked of a running engine without moving its memory.
+
+Whoever looks finds out; nothing here ends a process. An engine that could not be asked is not one that said no.
+Source: lifecycle 2, 14, 18.5; engines 5, 13, 14; api 7.6-7.9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import trio
+
+from capyctl.clock import now_ms
+from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.fsm.proofs import Aborted
+from capyctl.fsm.types import Bytes
+from capyctl.host import logs
+from capyctl.host.adapter import Checkpoints
+from capyctl.host.custody import Custody, in_thread, observe
+from capyctl.host.engine import Engine
+from capyctl.host.ingress import Ingress
+from capyctl.host.journal import Journal, Memory
+from capyctl.host.launch import FILES_LIMITER, Launcher
+from capyctl.host.launching import Launching
+from capyctl.host.parking import Parking
+from capyctl.session import messages as m
+
+IDLE_POLL_S = 0.5
+_log = logging.getLogger("capyctl.host.looks")
+
+
+@attrs.frozen(kw_only=True)
+class Looks:
+    """Answers to questions. It keeps no state of its own; `watch` has those watched that a probe was first to name."""
+
+    state_dir: Path
+    journal: Journal
+    custody: Custody
+    checkpoints: Checkpoints
+    launcher: Launcher
+    launching: Launching
+    parking: Parking
+    ingress: Ingress
+    watch: Callable[[Engine], None]
+
+    async def probe(self, command: m.Probe) -> m.Result:
+        """Is it still the recorded engine, and does it answer? Finds out; decides and signals nothing."""
+        if command.incarnation in self.launching.preparing:
+            return _unproven(command, "it is being launched right now")
+        record = await self.journal.launch(command.incarnation)
+        engine = self.custody.engines.get(command.incarnation)
+        processes = command.processes if record is None else record.processes if engine is None else engine.processes
+        if record is None:
+            await self.journal.fence(command.incarnation)  # before it is called never launched
+        gone = await observe(command.incarnation, processes)
+        if not isinstance(gone, str):
+            await self.custody.release(command.incarnation)
+            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone)
+        if engine is None:
+            return _unproven(command, f"not watched here; {gone}")
+        same = await self.custody.same(engine)
+        if isinstance(same, str):
+            return _unproven(command, same)
+        if engine.moving:
+            return _unproven(command, f"a step of its memory is in progress: {engine.moving}")
+        found = m.ProbeResult(command_id=command.command_id, same=same, usable=None, gone=None)
+        if command.parked:
+            resident, reason = await self.parking.look_parked(engine, command.parked_budget)
+            return attrs.evolve(found, resident=resident, reason=reason)
+        if command.canary is not None or engine.memory is not Memory.HELD:
+            usable, canary, reason = await self.parking.look_woken(engine, command.canary)
+            return attrs.evolve(found, usable=usable, canary=canary, reason=reason)
+        try:
+            usable = await engine.probe()
+        except CapyError as error:
+            return attrs.evolve(found, reason=error.message)
+        if not engine.ending:
+            if not engine.ready:
+                await self.custody.record_group(engine)
+                await self.parking.take_reference(engine)
+                self.watch(engine)
+            engine.launching = False
+            self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+        return attrs.evolve(found, usable=usable)
+
+    async def abort(self, command: m.Abort) -> m.Result:
+        """Ask an engine that can to end one request. Only its own word that it did is an answer."""
+        engine = self.custody.engines.get(command.incarnation)
+        if engine is None or not engine.answers:
+            raise Refusal("unavailable", f"{command.incarnation} is not served here")
+        if not engine.adapter.aborts:
+            raise Refusal("unsupported_capability", "this engine ends a request only when its connection closes")
+        try:
+            await engine.adapter.abort(engine.client, command.request)
+        except (ConnectionError, TimeoutError) as error:
+            raise Refusal("engine_unreachable", str(error)) from error
+        proof = Aborted(incarnation=command.incarnation, request=command.request, acknowledged_at_ms=now_ms())
+        return m.AbortAcknowledged(command_id=command.command_id, proof=proof)
+
+    async def await_idle(self, command: m.AwaitIdle) -> m.Result:
+        """Wait until the engine reads idle, at most `limit_ms`."""
+        engine = self.custody.engines.get(command.incarnation)
+        verdict = "gone" if engine is None or engine.ended.is_set() else "busy"
+        with trio.move_on_after(command.limit_ms / 1000):
+            while engine is not None and verdict not in ("idle", "gone"):
+                if engine.silence.hung:
+                    return m.IdleVerdict(command_id=command.command_id, verdict="silent")  # it never will be idle
+                try:
+                    running, waiting, _, _ = await engine.gauges()
+                    verdict = "idle" if running == waiting == 0 else "busy"
+                except ConnectionError:
+                    verdict = "gone"
+                except TimeoutError:
+                    verdict = "silent"
+                except CapyError:
+                    verdict = "silent"  # it answered something that is no reading
+                if verdict not in ("idle", "gone"):
+                    await trio.sleep(IDLE_POLL_S)
+        return m.IdleVerdict(command_id=command.command_id, verdict=verdict)
+
+    async def digest(self, command: m.DigestCheckpoint) -> m.Result:
+        """Read a checkpoint's files: digest, sizes, facts. Raises: CapyError."""
+        model_dir = self.launcher.model_dir(command.model)
+        measured = await trio.to_thread.run_sync(
+            self.checkpoints.measure, model_dir, command.document, limiter=FILES_LIMITER, abandon_on_cancel=True
+        )
+        return m.Checkpoint(
+            command_id=command.command_id,
+            digest=measured.digest,
+            weight_bytes=Bytes(measured.weight_bytes),
+            path=str(model_dir),
+            facts=measured.facts,
+        )
+
+    async def verify(self, command: m.VerifyStart) -> m.Result:
+        """Look at what a launch would need, before anybody gives way for it. Raises: Refusal as the launch would be."""
+        await self.launcher.verify(command)
+        return m.Done(command_id=command.command_id)
+
+    async def prune_logs(self, command: m.PruneLogs) -> m.Result:
+        """Logs go with their deployment, once nothing of it runs here."""
+        live = {record.incarnation.lane.deployment for record in await self.journal.launches()}
+        live |= {incarnation.lane.deployment for incarnation in self.launching.preparing}
+        kept = live | set(command.kept)
+        try:
+            gone = await in_thread(lambda: logs.prune_deployments(self.state_dir, kept, command.as_of_ms))
+        except OSError as error:
+            raise Failure("internal", f"logs of deleted deployments stay: {error}") from error
+        if gone:
+            _log.info("logs.pruned", extra={"fields": {"deployments": gone}})
+        return m.Done(command_id=command.command_id)
+
+
+def _unproven(command: m.Probe, reason: str) -> m.ProbeResult:
+    return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=None, reason=reason)

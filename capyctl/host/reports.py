@@ -1,0 +1,139 @@
+"""What the host tells unasked: load, memory, silence, spawns and exits.
+
+The channel is bounded. Samples are dropped and counted when nobody reads, since newer ones follow; spawns and
+exits wait for room.
+Source: lifecycle 18.3; api 7.9; decisions 15.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import trio
+
+from capyctl.clock import now_ms
+from capyctl.errors import CapyError
+from capyctl.fsm.types import HostId, Incarnation, ProcessIdentity
+from capyctl.host import process
+from capyctl.host.custody import Custody
+from capyctl.host.devices import Observer
+from capyctl.host.engine import LOAD_EVERY_S, Engine, with_words
+from capyctl.host.ingress import Ingress
+from capyctl.host.journal import LaunchRecord
+from capyctl.session import messages as m
+
+REPORTS_MAX = 256
+DOMAINS_EVERY_S = 1.0
+A_MOMENT_S = 0.002  # times are told in milliseconds, and the look is to be newer than what it was asked for
+ENDED_UNSEEN = "the engine ended while the host was not running"
+_log = logging.getLogger("capyctl.host.reports")
+
+
+@attrs.define(eq=False, kw_only=True)
+class Reports:
+    """The host's end of the reports, and the tasks that sample for them. `channel` is for the server's end."""
+
+    host: HostId
+    custody: Custody
+    ingress: Ingress
+    observer: Observer
+    grace_s: float = process.GRACE_S
+    channel: trio.MemoryReceiveChannel[m.Report] = attrs.field(init=False)
+    dropped: int = attrs.field(init=False, default=0)
+    _send: trio.MemorySendChannel[m.Report] = attrs.field(init=False)
+    _look_now: trio.Event = attrs.field(init=False, factory=trio.Event)  # somebody waits for a look at the memory
+
+    def __attrs_post_init__(self) -> None:
+        self._send, self.channel = trio.open_memory_channel[m.Report](REPORTS_MAX)
+
+    async def tell(self, report: m.Report) -> None:
+        """Send news, waiting for room."""
+        await self._send.send(report)
+
+    async def ended_unseen(self, record: LaunchRecord) -> None:
+        """Tell the end of an engine that nobody watched."""
+        await self.tell(_exit_report(record.incarnation, record.processes[0], None, ENDED_UNSEEN, unseen=True))
+
+    def look_now(self) -> None:
+        """Somebody waits for a look at the memory: do not wait for its turn."""
+        self._look_now.set()
+
+    # --- engines ---------------------------------------------------------------------------------------------
+
+    async def follow(self, engine: Engine) -> None:
+        """Sample an engine's gauges while it serves, and tell of its end, unless a command in progress does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_load, engine)
+            nursery.start_soon(self.custody.oversee, engine, self.grace_s)
+            await engine.ended.wait()
+            nursery.cancel_scope.cancel()
+        if engine.launching or engine.ending:
+            return
+        self.ingress.close(engine.incarnation)
+        reason = with_words(engine.story(), await engine.last_words())
+        await self.tell(_exit_report(engine.incarnation, engine.exited or engine.api, engine.status, reason))
+
+    async def _report_load(self, engine: Engine) -> None:
+        while True:
+            if engine.answers:
+                try:
+                    running, waiting, kv, asked_at = await engine.gauges()
+                    self._say(
+                        m.LoadReport(
+                            seen_at_ms=asked_at,
+                            incarnation=engine.incarnation,
+                            running=running,
+                            waiting=waiting,
+                            kv_usage_ppm=kv,
+                        )
+                    )
+                except (ConnectionError, TimeoutError, CapyError) as error:
+                    # No reading is no report: the server sees the last one age.
+                    fields = {"launch": str(engine.incarnation), "why": str(error)}
+                    _log.debug("engine.unread", extra={"fields": fields})
+                    why = engine.silence.why
+                    if why is not None:  # told again while it stays so
+                        _log.warning("engine.silent", extra={"fields": {**fields, "why": why}})
+                        self._say(m.EngineSilent(seen_at_ms=now_ms(), incarnation=engine.incarnation, reason=why))
+            else:
+                engine.silence.answered()  # it is not asked
+            with trio.move_on_after(LOAD_EVERY_S):
+                await engine.read_now.wait()
+            engine.read_now = trio.Event()
+
+    # --- memory ----------------------------------------------------------------------------------------------
+
+    async def sample_domains(self) -> None:
+        """Report the memory domains each second, and at once when somebody waits for it; until cancelled."""
+        while True:
+            self._look_now = trio.Event()
+            domains = await self.observer.sample(self.custody.owners())
+            self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
+            with trio.move_on_after(DOMAINS_EVERY_S) as pause:
+                await self._look_now.wait()
+            if not pause.cancelled_caught:
+                await trio.sleep(A_MOMENT_S)
+                with trio.move_on_after(DOMAINS_EVERY_S):
+                    await self.observer.look()
+
+    def _say(self, report: m.Report) -> None:
+        """Send a sample, or drop and count it: the next one says more. Half of the channel is kept for news."""
+        if self._send.statistics().current_buffer_used >= REPORTS_MAX // 2:
+            self.dropped += 1
+        else:
+            self._send.send_nowait(report)
+
+
+def _exit_report(
+    incarnation: Incarnation, exited: ProcessIdentity, status: int | None, last_words: str, *, unseen: bool = False
+) -> m.MemberExit:
+    return m.MemberExit(
+        seen_at_ms=now_ms(),
+        incarnation=incarnation,
+        process=exited,
+        role=exited.role,
+        status=status,
+        last_words=last_words,
+        unseen=unseen,
+    )
