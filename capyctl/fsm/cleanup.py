@@ -331,6 +331,16 @@ def engine_exited(state: State, event: f.EngineExited) -> bool:
     return event.generation == state.run.generation and event.role is not Role.HELPER
 
 
+def exit_ends_the_doubt(state: State, event: f.EngineExited) -> bool:
+    """an api or worker process of this run, and nobody wants it ended yet"""
+    return engine_exited(state, event) and state.stop is None
+
+
+def exit_while_ending(state: State, event: f.EngineExited) -> bool:
+    """an api or worker process of this run, and it is to end"""
+    return engine_exited(state, event) and state.stop is not None
+
+
 def no_engine_exited(state: State, event: f.EngineExited) -> bool:
     """a helper, or a process of another run"""
     return not engine_exited(state, event)
@@ -425,7 +435,7 @@ def look_now(state: State, event: f.Fact) -> State:
     return attrs.evolve(state, look_at_ms=event.now_ms)
 
 
-def give_it_up(state: State, event: f.Probed) -> State:
+def give_it_up(state: State, event: f.Probed | f.EngineExited) -> State:
     """it is to end: a failed start, park or wake"""
     kind = _kind(state)
     return State(
@@ -778,8 +788,11 @@ CLEANUP: Machine[State] = Machine(
         *(ignore(ANY, event, why="A late answer of a step that is lost; a look with fresh proofs classifies it.")
           for event in _NOT_OURS),
         # processes, requests, clock, hosts
-        Row(when=at(P.RECONCILING), on=f.EngineExited, given=engine_exited, change=look_now,
-            why="An exit is no P-GONE, but a reason to look at once."),
+        Row(when=at(P.RECONCILING), on=f.EngineExited, given=exit_ends_the_doubt, to=P.PLANNED, change=give_it_up,
+            emits=(gate_stop,),
+            why="An exit is no P-GONE, but what has lost a process completes no step: what is left of it is ended."),
+        Row(when=at(P.RECONCILING), on=f.EngineExited, given=exit_while_ending, change=look_now,
+            why="An exit is no P-GONE, but a reason to try again at once."),
         ignore(at(P.RECONCILING), f.EngineExited, given=no_engine_exited, why="22: helpers come and go."),
         ignore(ENDING, f.EngineExited, why="That is what it is for; the proof follows."),
         ignore(ANY, f.RequestsEnded, why="The drain is over."),

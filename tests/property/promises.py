@@ -643,7 +643,7 @@ def unproven_ends_are_tried_again(told: Told) -> bool:
 
 
 def news_makes_the_unknown_look_at_once(told: Told) -> bool:
-    """63: a host that is back, or an exit, is a reason to look now."""
+    """62, 63: a host that is back, or an exit, is a reason to look now; an exit ends a step that nobody knows of."""
     before, event, after = told.before, told.event, told.after
     if before.phase is not C.RECONCILING or not isinstance(event, f.EngineExited | f.HostReturned):
         return True
@@ -651,7 +651,10 @@ def news_makes_the_unknown_look_at_once(told: Told) -> bool:
         event.generation == before.run.generation and event.role is not Role.HELPER
     ):
         return told.nothing
+    assert isinstance(before, cleanup.State)
     assert isinstance(after, cleanup.State)
+    if isinstance(event, f.EngineExited) and before.stop is None:
+        return after.phase is C.PLANNED and after.stop is not None and after.run.charged is before.run.charged
     return after.phase is C.RECONCILING and after.look_at_ms == event.now_ms
 
 

@@ -217,14 +217,25 @@ def test_stuck_places_restart_by_themselves_and_a_third_failed_attempt_does_not(
         assert type(orders[-1]) is ends
 
 
-def test_an_exit_seen_while_unknown_is_a_reason_to_look_at_once():
-    state = attrs.evolve(PARK, look_at_ms=Millis(10**9))
-    for news in (
-        f.HostReturned(now_ms=EARLY),
-        f.EngineExited(now_ms=EARLY, generation=READY.generation, role=Role.API, reason="gone"),
-    ):
+def test_news_while_unknown_are_a_reason_to_look_at_once():
+    exited = f.EngineExited(now_ms=EARLY, generation=READY.generation, role=Role.API, reason="gone")
+    ending = attrs.evolve(PARK, look_at_ms=Millis(10**9), stop=lives.stop(StopKind.EXIT, EARLY))
+    unknown = attrs.evolve(PARK, look_at_ms=Millis(10**9))
+    for state, news in ((unknown, f.HostReturned(now_ms=EARLY)), (ending, exited)):
         after, orders = m.CLEANUP.step(state, news)
         assert (after.look_at_ms, orders) == (EARLY, ())
+
+
+def test_an_exit_seen_while_unknown_ends_what_is_left_of_the_engine():
+    """Its front was killed in the middle of a park or a wake; its workers live on and would never look right."""
+    exited = f.EngineExited(now_ms=EARLY, generation=READY.generation, role=Role.API, reason="gone")
+    for lost, kind in (
+        (Step.LAUNCH, StopKind.FAILED_START),
+        (Step.PARK, StopKind.FAILED_PARK),
+        (Step.WAKE, StopKind.FAILED_WAKE),
+    ):
+        after, _ = m.CLEANUP.step(attrs.evolve(PARK, lost=lost, look_at_ms=Millis(10**9)), exited)
+        assert (after.phase, after.stop.kind, after.run.charged) == (m.P.PLANNED, kind, PARK.run.charged)
 
 
 def test_a_state_that_cannot_be_stops_the_machine():
