@@ -153,6 +153,12 @@ class Adapter(Protocol):
     async def alive_parked(self, client: Client) -> bool:
         """Whether a parked engine still answers, asked only what may be asked of one without its memory."""
 
+    async def sleeps(self, client: Client) -> bool:
+        """Whether it says that some of its memory is still away; False of one that cannot tell.
+
+        Raises: ConnectionError, TimeoutError.
+        """
+
     async def abort(self, client: Client, request_id: str) -> None:
         """Ask the engine to end that request. Raises: Failure when it refused."""
 
@@ -188,6 +194,9 @@ class RestartOnly:
         raise Refusal("unsupported_capability", "this engine was never parked")
 
     async def alive_parked(self, client: Client) -> bool:
+        return False
+
+    async def sleeps(self, client: Client) -> bool:
         return False
 
     async def abort(self, client: Client, request_id: str) -> None:

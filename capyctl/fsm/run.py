@@ -33,7 +33,7 @@ COOLDOWN_MAX_MS = Millis(600_000)
 SOON_MS = Millis(60_000)  # an exit this soon after READY is a failed operation
 IDLE_GATE_MS = Millis(30_000)  # how long a stop waits for an engine to read idle
 TERMINATE_MS = Millis(60_000)  # SIGTERM, the wait, SIGKILL, and the look afterwards
-PROBE_MS = Millis(60_000)  # one probe of a launch whose state is unknown
+PROBE_MS = Millis(90_000)  # one look at a launch whose state is unknown; a host's takes a minute and a little at most
 ANSWER_GRACE_MS = Millis(30_000)  # an order's answer may be this late before it counts as lost
 
 

@@ -35,6 +35,7 @@ from capyctl.ledger.types import HostPolicy
 from capyctl.session import messages as m
 
 SETTLE_S = 30.0  # drivers give memory back after the call has returned
+LOOK_S = 45.0  # at a wake whose answer was lost: whoever waits for it is served sooner by a clean start
 SETTLE_LOOK_S = 5.0  # the same for a release whose answer was lost some time ago
 LAST_WORDS_S = 0.5  # of a limit, to say what was seen
 LOOK_FIRST_S = 0.002  # most engines are done when they say so: the second look comes at once, later ones seldom
@@ -368,10 +369,15 @@ class Parking:
         if engine.memory not in (Memory.RESTORING, Memory.HELD):
             return None, None, f"its memory is {engine.memory.value}: nobody asked it to take it back"
         try:
-            usable = await engine.probe()
+            if await engine.adapter.sleeps(engine.client):
+                return None, None, "it says that not all of its memory is back"
+            with trio.fail_after(LOOK_S):
+                usable = await engine.probe()
+                canary = await self.canary(engine, expected)
+        except (ConnectionError, TimeoutError, trio.TooSlowError) as error:
+            return None, None, f"it does not answer: {error or f'nothing came within {LOOK_S:.0f} s'}"
         except CapyError as error:
             return None, None, error.message
-        canary = await self.canary(engine, expected)
         if not isinstance(canary, Canary):
             return usable, None, canary or "it did not answer the fixed prompt"
         await self.serves_again(engine)

@@ -222,6 +222,9 @@ class SglangAdapter:
         status, _ = await client.get("/v1/models")
         return status == 200
 
+    async def sleeps(self, client: Client) -> bool:
+        return False  # no route of it says so
+
     async def abort(self, client: Client, request_id: str) -> None:
         """End the request that was sent with this `rid`; SGLang also takes one that it does not know.
 

@@ -192,6 +192,10 @@ class VllmAdapter:
 
     async def alive_parked(self, client: Client) -> bool:
         """Whether it says that it sleeps. Raises: ConnectionError, TimeoutError."""
+        return await self.sleeps(client)
+
+    async def sleeps(self, client: Client) -> bool:
+        """As long as one tag sleeps it says so, and lets requests hang. Raises: ConnectionError, TimeoutError."""
         try:
             return await sleep.is_sleeping(client)
         except CapyError:

@@ -89,6 +89,9 @@ class FakeAdapter(RestartOnly):
         status, _ = await client.get("/health")
         return status == 200
 
+    async def sleeps(self, client: Client) -> bool:
+        return False
+
     async def abort(self, client: Client, request_id: str) -> None:
         await self._control(client, "/abort", 5.0, json.dumps({"rid": request_id}).encode())
 
