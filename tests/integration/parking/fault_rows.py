@@ -46,8 +46,9 @@ class State(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Expect:
-    """`end`: where the instance comes to rest, `|` between what a race decides; `code`: its last error, or that of the operation; `client`: what the
-    request got that met the fault, 0 for one whose answer broke off; `after`: what the next one gets after a failure.
+    """`end`: where the instance comes to rest, `|` between what a race decides; `code`: its last error, or that of the
+    operation; `client`: what the request got that met the fault, 0 for one whose answer broke off; `after`: what the
+    next one gets after a failure.
     """
 
     end: str
@@ -84,6 +85,7 @@ def _load(code: str, **more: Any) -> dict[State, Expect]:
     return {State.LOADING: ends("failed", 503, code, after=503, **more)}
 
 
+BUSY = {"sleep_s": 1.0, "wake_s": 1.0}  # so that there is a middle to be killed in
 EXITED = ends("failed", None, after=503)
 EXITED_MOVING = ends("failed|stopped", None, after=503)  # which is heard first: the lost answer, or the exit
 CUT = ends("failed", 0, after=503)
@@ -93,7 +95,8 @@ UNPARKED = ends("stopped", None, "engine_error", within_s=60)
 
 FAULTS: tuple[Fault, ...] = (
     # --- the start --------------------------------------------------------------------------------------------
-    Fault(name="no memory at load", families=PARKING, knobs={"launch_fails": "oom"}, quick=True,
+    Fault(name="no memory at load", families=PARKING, quick=True,
+          knobs={"launch_fails": "oom", "load_s": 2.5},  # so long that its shared memory is known by then
           states=_load("insufficient_device_memory")),
     Fault(name="no memory at load, in words", families=(TENSORFOLD, CUSTOM), states=_load("launch_failed"),
           knobs={"dies": {"when": "loading", "text": "CUDA error: out of memory", "status": 1}}),
@@ -118,10 +121,10 @@ FAULTS: tuple[Fault, ...] = (
     # --- deaths -----------------------------------------------------------------------------------------------
     Fault(name="front killed", kill="front", quick=True, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="front killed", kill="front", families=PARKING, quick=True, states={
-        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs={"sleep_s": 1.0, "wake_s": 1.0}),
+        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed", kill="worker", families=PARKING, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="worker killed", kill="worker", families=PARKING, states={
-        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs={"sleep_s": 1.0, "wake_s": 1.0}),
+        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed, front stays", kill="worker", families=PARKING, knobs={"front_stays": True},
           states={State.IDLE: EXITED, State.ANSWERING: CUT, State.PARKED: EXITED}),
     Fault(name="exits by itself", knobs={"dies": {"when": "ready", "status": 1}}, states={
