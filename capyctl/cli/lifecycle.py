@@ -6,7 +6,7 @@ Source: cli 10, 14; api 5.3.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -167,10 +167,31 @@ def _simple(
     note(f"{text} (at most {limit_ms // 1000}s)")
     operation = progress.wait_for(api, str(receipt["operation_id"]), text, limit_ms / 1000)
     progress.check_succeeded(operation, str(view["name"]))
+    view = {**api.deployment(str(view["id"])), "operation": operation}
     if common.as_json:
-        emit_json({**api.deployment(str(view["id"])), "operation": operation})
+        emit_json(view)
+        return
+    instead = stopped_instead(view) if action == "park" else []
+    if instead:
+        summary(
+            f"{view['name']} was stopped instead of parked", {"Why": "\n".join(instead), "Operation": ended(operation)}
+        )
     else:
         summary(f"{done} {view['name']}", {"Operation": ended(operation)})
+
+
+def stopped_instead(view: Mapping[str, Any]) -> list[str]:
+    """Instances that a park ended, and why: a park that cannot give the memory back becomes a stop."""
+    since = int(view["operation"].get("accepted_at_ms") or 0)
+    lines = []
+    for row in view.get("instances", ()):
+        stopped, error = row.get("stopped") or {}, row.get("last_error")
+        if row.get("observed_state") != "parked" and int(stopped.get("at_ms") or 0) >= since > 0:
+            why = str(stopped.get("kind"))
+            if error:
+                why += f": {str(error.get('message')).partition(chr(10))[0]}"
+            lines.append(f"instance {row.get('index')}: {why}")
+    return lines
 
 
 def stop(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:

@@ -59,6 +59,9 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
     if lines:
         say()
         key_lines(lines)
+    if view.get("residency") in ("deep", "host_backed"):
+        say()
+        say("Parking uses control routes of the engine, on loopback and behind a key that each launch alone has.")
 
 
 def last_error(error: Mapping[str, Any] | None) -> str:
@@ -135,7 +138,8 @@ def _stopped(stopped: Mapping[str, Any]) -> str:
     """`for notes (switch 01N…)`, `idle`, `operator`."""
     if stopped.get("for"):
         switch = stopped.get("switch_id")
-        return f"for {stopped['for']}{f' (switch {switch})' if switch else ''}"
+        why = ", no room to park: see parked_limit" if stopped.get("no_room_to_park") else ""
+        return f"for {stopped['for']}{f' (switch {switch})' if switch else ''}{why}"
     return str(stopped.get("kind"))
 
 
@@ -182,6 +186,9 @@ def _domain(domain: Mapping[str, Any]) -> str:
     figures = [f"{gib(int(domain[name]))} {text}" for name, text in words if domain.get(name) is not None]
     if domain.get("available_bytes") is None:
         figures.append("not observed now")
+    asleep = sum(int(owner["bytes"]) for owner in domain.get("owners") or () if owner["phase"] == "parked")
+    if asleep:
+        figures.insert(1, f"{gib(asleep)} of it parked (limit {gib(int(domain.get('parked_limit') or 0))})")
     owners = [f"{owner['name']} {gib(int(owner['bytes']))} {owner['phase']}" for owner in domain.get("owners") or ()]
     return "\n".join((", ".join(figures), *owners))
 

@@ -19,7 +19,7 @@ from capyctl.fsm import instance, request, switch
 from capyctl.fsm.operation import Kind
 from capyctl.fsm.operation import Phase as OperationPhase
 from capyctl.fsm.operation import State as Operation
-from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Phase, RequestId
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Phase, RequestId, SwitchId
 from capyctl.ledger.types import Plan
 
 Json = dict[str, Any]  # plain JSON values of several types
@@ -179,12 +179,25 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
         "retry_at_ms": run.retry_at_ms if run.retry_at_ms is not None and run.retry_at_ms > now_ms else None,
         "stopped": None
         if stop is None or one.gate_open
-        else {"kind": stop.kind.value, "for": stop.for_name, "switch_id": stop.switch, "at_ms": stop.asked_at_ms},
+        else {
+            "kind": stop.kind.value,
+            "for": stop.for_name,
+            "switch_id": stop.switch,
+            "no_room_to_park": _had_no_room(book, lane, stop.switch),
+            "at_ms": stop.asked_at_ms,
+        },
         "parked": _parked(book, lane, one),
         "pid": api if one.has_launch else None,
         "ready_at_ms": run.ready_at_ms,
         "in_flight": book.running_on.get(lane, 0),
     }
+
+
+def _had_no_room(book: Book, lane: Lane, identity: SwitchId | None) -> bool:
+    """Whether a switch stopped it because its parked copy had no room."""
+    state = None if identity is None else book.switches.get(identity)
+    victims = () if state is None else state.victims
+    return any(one.lane == lane and one.released is switch.Released.STOPPED_NO_ROOM for one in victims)
 
 
 def _parked(book: Book, lane: Lane, one: InstanceRow) -> Json | None:

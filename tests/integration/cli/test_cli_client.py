@@ -180,6 +180,27 @@ def test_stop_park_and_delete_print_what_was_accepted(shell: Shell, role: FakeRo
     assert shell("status", "deployment", "writer").status == 2
 
 
+def test_a_park_that_became_a_stop_does_not_say_parked(shell: Shell, role: FakeRole) -> None:
+    writer = role.add("writer", residency="deep")
+    writer["instances"][0] |= {
+        "stopped": {"kind": "failed_park", "for": None, "switch_id": None, "at_ms": 1793210400001},
+        "last_error": {"code": "unreconciled", "message": "9.0 GiB left on gpu0"},
+    }
+    out = shell("park", "deployment", "writer", "--wait").out
+    assert out.startswith("writer was stopped instead of parked\n")
+    assert "  Why         instance 0: failed_park: 9.0 GiB left on gpu0\n" in out
+    writer["instances"][0]["stopped"]["at_ms"] = 1793210399999  # of an earlier command
+    assert shell("park", "deployment", "writer", "--wait").out.startswith("Parked writer\n")
+
+
+def test_a_victim_without_room_to_park_and_a_model_that_parks_say_so(shell: Shell, role: FakeRole) -> None:
+    writer = role.add("writer", residency="deep")
+    writer["instances"][0]["stopped"] = {"kind": "pressure", "for": "notes", "switch_id": None, "no_room_to_park": True}
+    out = shell("status", "deployment", "writer").out
+    assert "  Stopped   for notes, no room to park: see parked_limit\n" in out
+    assert "Parking uses control routes of the engine, on loopback" in out
+
+
 def test_eviction_lists_its_victims(shell: Shell, role: FakeRole) -> None:
     writer = role.add("writer")
     original = role.accept
