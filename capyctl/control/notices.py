@@ -15,8 +15,10 @@ from capyctl.fsm.residency import NO_ROOM_TO_PARK
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import Generation, Lane, Millis, StopKind
 
-CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "insufficient_device_memory"})
-"""Failures of a start that a waiting client reads as they are; any other one is `activation_failed`."""
+CAPACITY = frozenset({"insufficient_resources", "insufficient_memory"})
+"""Failures of a start that a waiting client reads as they are; any other one is `activation_failed`, and names its
+code. A full card too: its own code says to an operator that the document asks for too much, and to a client that
+asking again is of no use, which is wrong when an engine ran out of memory or a stranger holds it (api 4)."""
 
 
 INSISTED = 2

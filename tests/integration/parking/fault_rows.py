@@ -98,17 +98,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="no memory at load", families=PARKING, quick=True,
           knobs={"launch_fails": "oom", "load_s": 2.5},  # so long that its shared memory is known by then
           states=_load("insufficient_device_memory")),
-    Fault(name="no memory at load, in words", families=(TENSORFOLD, CUSTOM), states=_load("launch_failed"),
+    Fault(name="no memory at load", families=(TENSORFOLD,), states=_load("insufficient_device_memory"),
+          knobs={"dies": {"when": "loading", "text": "CUDA error: out of memory", "status": 1}}),
+    Fault(name="no memory at load", families=(CUSTOM,), states=_load("insufficient_memory"),
           knobs={"dies": {"when": "loading", "text": "CUDA error: out of memory", "status": 1}}),
     Fault(name="unknown option", families=(VLLM,), knobs={"unknown_options": ["--max-model-len"]},
-          states=_load("effective_args_mismatch")),
+          states=_load("engine_argument_rejected")),
     Fault(name="plain exit at load", knobs={"dies": {"when": "loading", "status": 3}}, states=_load("launch_failed"),
           quick=True),
-    Fault(name="killed at load", knobs={"load_s": 3.0}, kill="front", states=_load("launch_failed")),
+    Fault(name="killed at load", knobs={"load_s": 5.0}, kill="front", states=_load("launch_failed")),
     Fault(name="worker dies at load", families=PARKING, states=_load("launch_failed"),
-          knobs={"dies": {"when": "loading", "who": "worker", "status": 1}}),
+          knobs={"dies": {"when": "loading", "who": "worker", "status": 1, "after_s": 1.5}, "load_s": 3.0}),
     Fault(name="worker dies at load, front stays", families=(VLLM,), states=_load("launch_failed", within_s=50),
-          knobs={"dies": {"when": "loading", "who": "worker", "status": 1}, "front_stays": True, "load_s": 2.0}),
+          knobs={"dies": {"when": "loading", "who": "worker", "status": 1, "after_s": 1.5}, "front_stays": True}),
     Fault(name="never ready", knobs={"never_ready": True}, states=_load("activation_timeout", within_s=60)),
     Fault(name="hangs once it listens", knobs={"faults": [hang()]}, states=_load("activation_timeout", within_s=60)),
     Fault(name="first answer is 500", knobs={"faults": [fail(CHAT)]}, states=_load("launch_failed")),
@@ -195,7 +197,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="wake finds no memory", knobs={"wake_fails": "oom"}, families=PARKING, states={
         State.WAKING: RESTARTED}),
     Fault(name="a stranger holds the card", foreign=21 << 30, families=PARKING, quick=True, states={
-        State.WAKING: ends("parked", 409, "insufficient_device_memory")}),
+        State.WAKING: ends("parked", 503, "activation_failed")}),
     Fault(name="leaves shared memory", knobs={"shm_leak": True}, families=PARKING, quick=True, states={
         State.STOPPING: STOPPED}),
     # --- wrong answers --------------------------------------------------------------------------------------------
