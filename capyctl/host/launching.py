@@ -31,7 +31,8 @@ from capyctl.session import messages as m
 
 PEAK_EVERY_S = 0.2
 PEAKS_PER_GROUP = 5  # between two looks at who joined the engine's group: each reads all of /proc
-OVERSEE_STARTING_S = 2.0
+OVERSEE_FIRST_S = 0.1  # shared memory is among the first things that an engine makes, and some die soon after
+OVERSEE_STARTING_S = 2.0  # the pause doubles up to this
 HUNG_GRACE_S = 3.0  # between SIGTERM and SIGKILL of an engine that does nothing any more
 
 
@@ -128,9 +129,11 @@ class Launching:
                     await trio.sleep(PEAK_EVERY_S)
 
         async def look_around() -> None:
+            pause_s = OVERSEE_FIRST_S
             while True:
-                await trio.sleep(OVERSEE_STARTING_S)
+                await trio.sleep(pause_s)
                 await self.custody.note_segments(engine.incarnation, engine.processes)
+                pause_s = min(2 * pause_s, OVERSEE_STARTING_S)
 
         async def stop_at_exit(scope: trio.CancelScope) -> None:
             await engine.ended.wait()
