@@ -73,7 +73,6 @@ class Fault:
     foreign: int = 0
     cycles: int = 0
     exceeds: bool = False
-    quick: bool = False  # also in `make test`
 
 
 def ends(end: str, client: int | None = None, code: str | None = None, **more: Any) -> Expect:
@@ -95,7 +94,7 @@ UNPARKED = ends("stopped", None, "engine_error", within_s=60)
 
 FAULTS: tuple[Fault, ...] = (
     # --- the start --------------------------------------------------------------------------------------------
-    Fault(name="no memory at load", families=PARKING, quick=True,
+    Fault(name="no memory at load", families=PARKING,
           knobs={"launch_fails": "oom", "load_s": 2.5},  # so long that its shared memory is known by then
           states=_load("insufficient_device_memory")),
     Fault(name="no memory at load", families=(TENSORFOLD,), states=_load("insufficient_device_memory"),
@@ -105,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="unknown option", families=(VLLM,), knobs={"unknown_options": ["--max-model-len"]},
           states=_load("engine_argument_rejected")),
     Fault(name="plain exit at load", knobs={"dies": {"when": "loading", "status": 3}}, states=_load("launch_failed"),
-          quick=True),
+         ),
     Fault(name="killed at load", knobs={"load_s": 5.0}, kill="front", states=_load("launch_failed")),
     Fault(name="worker dies at load", families=PARKING, states=_load("launch_failed"),
           knobs={"dies": {"when": "loading", "who": "worker", "status": 1, "after_s": 1.5}, "load_s": 3.0}),
@@ -119,10 +118,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="another context", knobs={"drift": {"max_model_len": 1024}}, families=PARKING,
           states=_load("effective_args_mismatch")),
     Fault(name="listens off loopback", knobs={"also_listens": "0.0.0.0"}, families=(CUSTOM,),
-          states=_load("launch_failed"), quick=True),
+          states=_load("launch_failed")),
     # --- deaths -----------------------------------------------------------------------------------------------
-    Fault(name="front killed", kill="front", quick=True, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
-    Fault(name="front killed", kill="front", families=PARKING, quick=True, states={
+    Fault(name="front killed", kill="front", states={State.IDLE: EXITED, State.ANSWERING: CUT}),
+    Fault(name="front killed", kill="front", families=PARKING, states={
         State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed", kill="worker", families=PARKING, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="worker killed", kill="worker", families=PARKING, states={
@@ -134,17 +133,17 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="dies at the park", knobs={"faults": [die_at("@park")]}, families=PARKING, states={
         State.PARKING: EXITED_MOVING}),
     Fault(name="dies after the park's 200", knobs={"faults": [die_at("@park", after=True)]}, families=PARKING,
-          quick=True, states={State.PARKING: EXITED_MOVING}),
+          states={State.PARKING: EXITED_MOVING}),
     Fault(name="dies at the wake", knobs={"faults": [die_at("@wake")]}, families=PARKING, states={
         State.WAKING: RESTARTED}),
     Fault(name="dies at the reload", knobs={"faults": [die_at("@reload")]}, families=PARKING, states={
         State.WAKING: RESTARTED}),
     # --- silence and errors -------------------------------------------------------------------------------------
     Fault(name="hangs entirely", knobs={"faults": [hang()]}, states={
-        State.IDLE: ends("failed", after=200, within_s=90), State.ANSWERING: ends("failed", after=200, within_s=90),
+        State.IDLE: ends("failed", after=503, within_s=90), State.ANSWERING: ends("failed", after=503, within_s=90),
         State.STOPPING: ends("stopped", within_s=60)}),
     Fault(name="stopped by a signal", kill="stop", states={
-        State.IDLE: ends("failed", after=200, within_s=90), State.ANSWERING: ends("failed", after=200, within_s=90)}),
+        State.IDLE: ends("failed", after=503, within_s=90), State.ANSWERING: ends("failed", after=503, within_s=90)}),
     Fault(name="hangs entirely", knobs={"faults": [hang()]}, families=PARKING, states={
         State.PARKED: ends("failed", 503, after=503, within_s=90),
         State.WAKING: ends("failed", 503, after=503, within_s=90)}),
@@ -158,21 +157,21 @@ FAULTS: tuple[Fault, ...] = (
         State.PARKING: ends("stopped", within_s=150)}),
     Fault(name="wake hangs", knobs={"faults": [hang("@wake", times=1)]}, families=PARKING, states={
         State.WAKING: ends("ready", 200, within_s=60)}),
-    Fault(name="park answers 500 undone", knobs={"faults": [fail("@park", times=1)]}, families=PARKING, quick=True,
+    Fault(name="park answers 500 undone", knobs={"faults": [fail("@park", times=1)]}, families=PARKING,
           states={State.PARKING: ends("stopped", within_s=30)}),
     Fault(name="park answers 500 after doing it", knobs={"faults": [fail("@park", perform=True, times=1)]},
-          families=PARKING, quick=True, states={State.PARKING: ends("parked")}),
-    Fault(name="park's answer is lost", knobs={"faults": [lose("@park", times=1)]}, families=PARKING, quick=True,
+          families=PARKING, states={State.PARKING: ends("parked")}),
+    Fault(name="park's answer is lost", knobs={"faults": [lose("@park", times=1)]}, families=PARKING,
           states={State.PARKING: ends("parked")}),
     Fault(name="park's answer is slow", knobs={"faults": [slow("@park", 3.0)]}, families=PARKING, states={
         State.PARKING: ends("parked")}),
-    Fault(name="wake's answer is lost", knobs={"faults": [lose("@wake", times=1)]}, families=PARKING, quick=True,
+    Fault(name="wake's answer is lost", knobs={"faults": [lose("@wake", times=1)]}, families=PARKING,
           states={State.WAKING: ends("ready", 200, within_s=90)}),
     Fault(name="wake answers 500", knobs={"faults": [fail("@wake", times=1)]}, families=PARKING, states={
         State.WAKING: ends("ready", 200, within_s=90)}),
     Fault(name="reload's answer is lost", knobs={"faults": [lose("@reload", times=1)]}, families=PARKING, states={
         State.WAKING: ends("ready", 200, within_s=90)}),
-    Fault(name="reload answers 400", knobs={"faults": [fail("@reload", 400, times=1)]}, families=PARKING, quick=True,
+    Fault(name="reload answers 400", knobs={"faults": [fail("@reload", 400, times=1)]}, families=PARKING,
           states={State.WAKING: ends("ready", 200, within_s=90)}),
     Fault(name="reset's answer is lost", knobs={"faults": [lose("/reset_prefix_cache", times=1)]}, families=(VLLM,),
           states={State.WAKING: ends("ready", 200)}),
@@ -188,7 +187,7 @@ FAULTS: tuple[Fault, ...] = (
         State.PARKING: ends("stopped", within_s=90)}),
     Fault(name="frees half", knobs={"sleep_frees": 0.5}, families=PARKING, states={
         State.PARKING: ends("stopped", within_s=90)}),
-    Fault(name="frees 2 s late", knobs={"sleep_frees_after_s": 2.0}, families=PARKING, quick=True, states={
+    Fault(name="frees 2 s late", knobs={"sleep_frees_after_s": 2.0}, families=PARKING, states={
         State.PARKING: ends("parked")}),
     Fault(name="frees 8 s late", knobs={"sleep_frees_after_s": 8.0}, families=PARKING, states={
         State.PARKING: ends("parked", within_s=30)}),
@@ -196,13 +195,13 @@ FAULTS: tuple[Fault, ...] = (
           exceeds=True, states={State.PARKING: ends("stopped", within_s=90)}),
     Fault(name="wake finds no memory", knobs={"wake_fails": "oom"}, families=PARKING, states={
         State.WAKING: RESTARTED}),
-    Fault(name="a stranger holds the card", foreign=21 << 30, families=PARKING, quick=True, states={
-        State.WAKING: ends("parked", 503, "activation_failed")}),
-    Fault(name="leaves shared memory", knobs={"shm_leak": True}, families=PARKING, quick=True, states={
+    Fault(name="a stranger holds the card", foreign=21 << 30, families=PARKING, states={
+        State.WAKING: ends("parked", 503, "insufficient_device_memory")}),
+    Fault(name="leaves shared memory", knobs={"shm_leak": True}, families=PARKING, states={
         State.STOPPING: STOPPED}),
     # --- wrong answers --------------------------------------------------------------------------------------------
     *(
-        Fault(name=f"wakes with {kind}", knobs={"wake_answers": kind}, families=PARKING, quick=kind != "nonfinite",
+        Fault(name=f"wakes with {kind}", knobs={"wake_answers": kind}, families=PARKING,
               states={State.WAKING: RESTARTED})
         for kind in ("other", "garbage", "empty", "nonfinite")
     ),
@@ -217,10 +216,29 @@ FAULTS: tuple[Fault, ...] = (
         State.LOADING: ends("ready", 200), State.IDLE: ends("ready", 200)}),
     # --- the role -----------------------------------------------------------------------------------------------------
     Fault(name="role killed", kill="role", knobs={"load_s": 2.0}, states={State.LOADING: ends("ready", 0)}),
-    Fault(name="role killed", kill="role", quick=True, states={
+    Fault(name="role killed", kill="role", states={
         State.IDLE: ends("ready"), State.ANSWERING: ends("ready", 0)}),
-    Fault(name="role killed", kill="role", families=PARKING, knobs={"sleep_s": 1.5, "wake_s": 1.5}, quick=True, states={
+    Fault(name="role killed", kill="role", families=PARKING, knobs={"sleep_s": 1.5, "wake_s": 1.5}, states={
         State.PARKING: ends("parked", within_s=30), State.PARKED: ends("parked"),
         State.WAKING: ends("ready", 0, within_s=90)}),
     Fault(name="role killed", kill="role", knobs={"time_scale": 2.0}, states={State.STOPPING: STOPPED}),
 )  # fmt: skip
+
+QUICK: Mapping[tuple[str, State], tuple[str, ...]] = {
+    ("no memory at load", State.LOADING): (SGLANG, TENSORFOLD),
+    ("listens off loopback", State.LOADING): (CUSTOM,),
+    ("front killed", State.ANSWERING): (TENSORFOLD, CUSTOM),
+    ("front killed", State.PARKING): (VLLM,),
+    ("front killed", State.WAKING): (VLLM,),
+    ("park answers 500 after doing it", State.PARKING): (VLLM,),
+    ("park's answer is lost", State.PARKING): (SGLANG,),
+    ("wake's answer is lost", State.WAKING): (VLLM,),
+    ("reload answers 400", State.WAKING): (SGLANG,),
+    ("frees 2 s late", State.PARKING): (VLLM,),
+    ("a stranger holds the card", State.WAKING): (SGLANG,),
+    ("leaves shared memory", State.STOPPING): (VLLM,),
+    ("wakes with garbage", State.WAKING): (VLLM, SGLANG),
+    ("role killed", State.PARKING): (SGLANG,),
+    ("role killed", State.WAKING): (VLLM,),
+}
+"""Cells that `make test` runs too."""
