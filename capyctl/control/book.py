@@ -14,7 +14,7 @@ import attrs
 
 from capyctl.control.due import Due
 from capyctl.control.events import LoadReported
-from capyctl.control.orders import Order
+from capyctl.control.orders import Order, Receipt
 from capyctl.control.records import (
     Counter,
     DeploymentRow,
@@ -81,6 +81,17 @@ class Verified:
     again_at_ms: Millis | None = None  # the host could not say; asked again then
 
 
+@attrs.frozen(kw_only=True)
+class Owed:
+    """An answer that is not given yet, to whoever sent this command, once or several `times`."""
+
+    receipt: Receipt
+    operation: OperationId
+    until_ms: Millis
+    refusable: bool
+    times: int = 1
+
+
 @attrs.define
 class Book:
     """Everything the world knows. See `put_*` for changes and `orders`, `changed`, `moves` for what a step did."""
@@ -136,6 +147,7 @@ class Book:
     tried: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds a start found no room
     asked_around: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds nobody could give way
     told_short: dict[Lane, str] = attrs.field(factory=dict)  # of those, what its instance was told
+    owed: dict[str, Owed] = attrs.field(factory=dict)  # answers to commands, by key
     notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
     # of the step being taken
     now_ms: Millis = Millis(0)

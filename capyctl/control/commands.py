@@ -6,8 +6,19 @@ import itertools
 
 import attrs
 
+from capyctl.control import (
+    answering,
+    lanes,
+    leftovers,
+    measuring,
+    notices,
+    operations,
+    outward,
+    requests,
+    residue,
+    verifying,
+)
 from capyctl.control import events as e
-from capyctl.control import lanes, leftovers, measuring, notices, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
@@ -47,7 +58,8 @@ def handle(book: Book, event: e.Event) -> None:
     known = book.receipts.get(command.key)
     if known is not None:
         if known.digest == command.digest:
-            book.order(Reply(key=command.key, receipt=known.receipt))
+            if not answering.again(book, command.key):
+                book.order(Reply(key=command.key, receipt=known.receipt))
         else:
             book.order(
                 Reply(
@@ -64,7 +76,17 @@ def handle(book: Book, event: e.Event) -> None:
         return
     book.put_receipt(command.key, ReceiptRow(digest=command.digest, receipt=receipt, given_at_ms=event.now_ms))
     _prune_receipts(book)
-    book.order(Reply(key=command.key, receipt=receipt))
+    if receipt.operation is not None and _evicts(event):
+        answering.owe(book, command, receipt, refusable=isinstance(event, e.StartAsked) and not receipt.joined)
+    else:
+        book.order(Reply(key=command.key, receipt=receipt))
+
+
+def _evicts(event: e.Event) -> bool:
+    """It is a start for which others may have to give way: who does is part of its answer."""
+    return (isinstance(event, e.StartAsked) and event.evict) or (
+        isinstance(event, e.DeployAsked) and event.activate and event.evict
+    )
 
 
 def _decide(book: Book, event: e.Event) -> Receipt:

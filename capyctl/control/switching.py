@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from capyctl import ulid
+from capyctl.control import answering, lanes, operations, outward, requests, residue, verifying
 from capyctl.control import events as e
-from capyctl.control import lanes, operations, outward, requests, residue, verifying
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.orders import ReadMemory
 from capyctl.control.records import Move, Wish
@@ -30,6 +30,7 @@ from capyctl.ledger.shortfall import Shortfall
 OVER = frozenset({Phase.DONE, Phase.FAILED})
 CLOSES_GATES = frozenset({Phase.DRAINING})
 KEPT_MAX = 100  # ended switches that are remembered
+WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 FREED_LATE_MS = 10_000  # a driver may give an ended engine's card memory back so much later than its proven end
 
 
@@ -78,7 +79,7 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
         row = book.instances.get(lane)
         if row is None or row.wish is None or row.wish.switch is not None:
             continue
-        if row.phase not in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+        if row.phase not in WAITING:
             continue
         if book.evicts_again_at.get(lane.deployment, Millis(0)) > book.now_ms:
             continue
@@ -91,7 +92,7 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
         candidates = _candidates(book, lane)
         if _asked_before(book, lane, since_ms, candidates):
             continue
-        _begin_for(book, lane, since_ms, asks_of(book, lane), candidates)
+        _begin_for(book, lane, since_ms, asks_of, candidates)
 
 
 def _may_evict_since(book: Book, lane: Lane, wish: Wish) -> Millis | None:
@@ -112,17 +113,23 @@ def _asked_before(book: Book, lane: Lane, since_ms: Millis, candidates: list[vic
 
 
 def _begin_for(
-    book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask], candidates: list[victims.Candidate]
+    book: Book,
+    lane: Lane,
+    since_ms: Millis,
+    asks_of: Callable[[Book, Lane], Sequence[Ask]],
+    candidates: list[victims.Candidate],
 ) -> None:
+    tries = asks_of(book, lane)
     if not tries or any(ask.host in book.active_switches for ask in tries):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
     if any(verifying.holds_back(book, lane.deployment, ask.host) for ask in tries):
         return  # whoever has waited longer is about to be told that it may have the room
-    plan = victims.plan_eviction(book.ledger, tries, candidates, since_ms=since_ms, seen=book.seen, now_ms=book.now_ms)
-    if isinstance(plan, Nowhere):
-        _say(book, lane, plan)
+    plans = _plans(book, lane, since_ms, tries, asks_of, candidates)
+    if isinstance(plans, Nowhere):
+        _say(book, lane, plans)
         book.asked_around[lane] = (book.tried.get(lane), since_ms, *candidates)
         return
+    plan = plans[0]
     if not plan.victims:
         return  # it fits without anybody giving way: the scheduler's next pass takes it
     if not verifying.could_begin(book, lane, plan.host, since_ms):
@@ -143,7 +150,7 @@ def _begin_for(
     book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, host=plan.host, switch=identity)))
     for opened in operations.open_for(book, lane.deployment, operations.SERVE):
         operations.tell(book, opened.operation, operation.SwitchOpened(now_ms=book.now_ms, switch=identity))
-        _name_on_receipts(book, opened.operation, identity, plan.victims)
+        _name_on_receipts(book, opened.operation, identity, [victim for one in plans for victim in one.victims])
     tell(
         book,
         identity,
@@ -155,6 +162,43 @@ def _begin_for(
         ),
     )
     _prune(book)
+
+
+def _plans(
+    book: Book,
+    lane: Lane,
+    since_ms: Millis,
+    tries: Sequence[Ask],
+    asks_of: Callable[[Book, Lane], Sequence[Ask]],
+    candidates: list[victims.Candidate],
+) -> tuple[victims.Eviction, ...] | Nowhere:
+    """The plan for this instance, then for the others that the same `--evict` is to start: all of them, or none.
+
+    A request wants one instance, whatever it costs the others (12.3, rules 9 and 13).
+    """
+    targets = [tries, *(asks_of(book, other) for other in _started_with(book, lane))]
+    plans = victims.plan_together(
+        book.ledger,
+        [asks for asks in targets if asks],
+        candidates,
+        since_ms=since_ms,
+        seen=book.seen,
+        now_ms=book.now_ms,
+    )
+    return plans.nowhere if isinstance(plans, victims.Unplaceable) else plans
+
+
+def _started_with(book: Book, lane: Lane) -> list[Lane]:
+    """The other instances that lack room and that the same `--evict` is to start."""
+    wish = book.instances[lane].wish
+    if wish is None or not wish.evict or wish.operation is None:
+        return []
+    return [
+        other
+        for other, row in book.of(lane.deployment)
+        if other != lane and other in book.shortfalls and row.phase in WAITING
+        if row.wish is not None and row.wish.operation == wish.operation
+    ]
 
 
 def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chosen: Sequence[victims.Victim]) -> None:
@@ -171,7 +215,10 @@ def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
     reason = nowhere.message(names(book))
     row = book.instances[lane]
-    if row.waits_for is None or row.waits_for.reason != reason:
+    if answering.is_hopeless(book, lane, nowhere):
+        for one in (lane, *_started_with(book, lane)):
+            say_short(book, one, nowhere.code, reason, final=True)
+    elif row.waits_for is None or row.waits_for.reason != reason:
         say_short(book, lane, nowhere.code, reason)
 
 
@@ -191,7 +238,7 @@ def verified(book: Book, event: e.StartVerified) -> None:
     if not verifying.heard(book, event) or event.code is None:
         return
     for lane, row in list(book.of(event.deployment)):
-        if row.wish is not None and row.phase in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+        if row.wish is not None and row.phase in WAITING:
             say_short(book, lane, event.code, event.reason, final=True)
 
 
@@ -374,7 +421,7 @@ def _recheck(book: Book, state: switch.State, asks_of: Callable[[Book, Lane], Se
             )
         return
     row = book.instances[lane]
-    if row.machine.phase not in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+    if row.phase not in WAITING:
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))  # it was armed in this very pass
         return
     tries = [ask for ask in asks_of(book, lane) if ask.host == state.host]

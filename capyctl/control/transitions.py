@@ -546,14 +546,21 @@ def tr_54_a_key_is_one_command(change: Change) -> bool:
     command = getattr(change.event, "command", None)
     if command is None or command.key not in change.before.receipts:
         return True
-    return not change.changed and [type(order) for order in change.orders] == [orders.Reply]
+    if change.changed:
+        return False
+    owed = command.key in change.book.owed  # still to be answered, for both
+    return [type(order) for order in change.orders] == ([] if owed else [orders.Reply])
 
 
 def tr_55_a_refusal_changes_nothing(change: Change) -> bool:
     """55, M15: A refused command changes nothing of any deployment, instance or charge, nor opens an operation."""
-    if getattr(change.event, "command", None) is None:
+    command = getattr(change.event, "command", None)
+    if command is None:
         return True
-    refused = any(isinstance(order, orders.Reply) and order.code is not None for order in change.orders)
+    refused = any(
+        isinstance(order, orders.Reply) and order.code is not None and order.key == command.key
+        for order in change.orders
+    )
     return not refused or not any(
         record.kind in ("deployment", "instance", "operation", "switch", "ledger") for record in change.changed
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import attrs
 
 from capyctl.control import (
+    answering,
     commands,
     hosts,
     invariants,
@@ -97,6 +98,7 @@ class World:
         book.orders, book.moves = [], []
         _route(book, event)
         schedule.settle(book)
+        answering.settle(book, event)
         invariants.check_touched(book)
         changed = tuple(Record(kind=kind, key=key, value=book.value_of(kind, key)) for kind, key in book.changed)
         book.changed = {}
@@ -192,6 +194,8 @@ def _tick(book: Book) -> None:
                 switching.ticked(book, SwitchId(key))
             case "lane", Lane():
                 lanes.ticked(book, key)
+            case "answer", str():
+                answering.ticked(book, key)
             case _:
                 pass  # "waiters", "verify" and "idle" only ask for a pass
     book.dirty = True

@@ -150,7 +150,7 @@ def plan_together(
         for victim in plan.victims:
             parked = victim.way is Way.PARK
             future = future.settled(victim.owner, Phase.PARKED) if parked else future.gone(victim.owner, hoped=True)
-        future = future.taking(plan.ask)
+        future = future.taking(plan.ask).settled(plan.ask.owner, Phase.READY)  # the next one waits until it is loaded
         left = [candidate for candidate in left if candidate.owner not in {*plan.owners, plan.ask.owner}]
         plans.append(plan)
     return tuple(plans)
