@@ -11,12 +11,17 @@ goes out once more on a fresh connection; anything else is a broken upstream, ne
 
 Abandoning half-closes and waits in the background for the engine's own EOF, which is half of P-CLOSED
 where an EOF proves that the handler has returned.
-Source: decisions 2, 14, 26; engines 5, 14; api 2.13, 8.
+
+A named request, which its engine knows by an id, is abandoned otherwise: its connection is kept open and read
+to the end of the answer. The engine is asked elsewhere to end the id, and says 200 to that whether or not it has
+heard of the id yet; only the answer's own end says that it is done with it. `Stay` is what is known of that.
+Source: decisions 2, 14, 26; engines 5, 7.5, 14; api 2.13, 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 import attrs
 import trio
@@ -33,21 +38,66 @@ REQUESTS_MAX = 90
 IDLE_CONNECTIONS_MAX = 32  # as many as a deployment has places
 EOF_LIMIT_S = 30.0
 CONNECT_S = 5.0
+UNASKED_S = 2.0  # a named request that was given up is let go of when nobody asks the engine to end it
+ASKED_S = 15.0  # and at last after this, whoever asks
+REMEMBERED_S = 15.0  # what became of a request that was given up
 
 UpstreamEnded = Callable[[RequestId, Millis, Millis], None]
 """(request, half_closed_at_ms, eof_at_ms): the engine has closed after we did. Must not block."""
 
 
+class Stage(Enum):
+    """Where a named request is, as far as its connection tells."""
+
+    INSIDE = "inside"  # sent, or being sent: the engine may have it, know its id and work on it
+    OVER = "over"  # the engine has ended its answer, or can never have had the request whole
+    LOST = "lost"  # the connection ended before the answer: nobody will see its end
+
+
+@attrs.define(eq=False)
+class Stay:
+    """A named request in an engine, from its first byte to what its connection says of its end."""
+
+    stage: Stage = Stage.INSIDE
+    settled: trio.Event = attrs.field(factory=trio.Event)  # not INSIDE any more
+    settled_at: float = 0.0  # trio time
+    _open: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _asked: bool = False
+
+    def settle(self, stage: Stage) -> None:
+        """The first word on it stands."""
+        if self.stage is Stage.INSIDE:
+            self.stage, self.settled_at = stage, trio.current_time()
+            self.settled.set()
+
+    def hold(self) -> None:
+        """The engine is being asked to end it: keep its connection open, since only there its end is seen."""
+        self._asked = True
+        self._open.deadline = trio.current_time() + ASKED_S
+
+    def let_go(self) -> None:
+        """Nobody waits for its end any more: half-close, so that the engine notices a hang-up by itself."""
+        self._open.cancel()
+
+    async def end_of(self, connection: Wire) -> None:
+        """Read `connection` to the end of the answer, as long as somebody may be waiting for that."""
+        if not self._asked:
+            self._open.deadline = trio.current_time() + UNASKED_S
+        with self._open:
+            self.settle(Stage.OVER if await connection.until_answered() else Stage.LOST)
+
+
 @attrs.define(eq=False)
 class Endpoint:
-    """One incarnation's engine: its port and key, its idle connections and those in use."""
+    """One incarnation's engine: its port and key, its idle connections, those in use, its named requests."""
 
     incarnation: Incarnation
     port: int
     key: str
     idle: list[Wire] = attrs.field(factory=list)
     busy: set[Wire] = attrs.field(factory=set)
-    leaving: set[Wire] = attrs.field(factory=set)  # half-closed, waiting for the engine's EOF
+    leaving: set[Wire] = attrs.field(factory=set)  # given up, waiting for the end of the answer or for the EOF
+    stays: dict[RequestId, Stay] = attrs.field(factory=dict)
 
     def take_idle(self) -> Wire | None:
         """The youngest idle connection that can still be believed; the others are closed."""
@@ -65,6 +115,15 @@ class Endpoint:
         self.idle.clear()
         self.busy.clear()
         self.leaving.clear()
+        for stay in self.stays.values():
+            stay.settle(Stage.LOST)
+        self.stays.clear()
+
+    def settle(self, request: RequestId, stage: Stage) -> None:
+        """What is known now of a named request; of others nothing is kept."""
+        stay = self.stays.get(request)
+        if stay is not None:
+            stay.settle(stage)
 
 
 @attrs.define(eq=False)
@@ -76,6 +135,7 @@ class Relay:
     _wire: Wire
     _endpoint: Endpoint
     _ingress: Ingress
+    _request: RequestId
     _over: bool = False
 
     async def receive_some(self) -> bytes:
@@ -89,10 +149,10 @@ class Relay:
         """Give the connection back when the body ended, else close it at once."""
         if not self._over:
             self._over = True
-            self._ingress._finished(self._endpoint, self._wire)
+            self._ingress._finished(self._endpoint, self._wire, self._request)
 
     def abandon(self, request: RequestId) -> None:
-        """Half-close now, wait for the engine's EOF in the background. Never blocks."""
+        """Give the answer up; what the engine makes of it is waited for in the background. Never blocks."""
         if not self._over:
             self._over = True
             self._ingress._abandon(self._endpoint, self._wire, request)
@@ -117,6 +177,7 @@ class Ingress:
                 while True:
                     await trio.sleep(IDLE_S)
                     self._retire_idle()
+                    self._forget_stays()
         finally:
             self._nursery = None
             for endpoint in list(self._endpoints.values()):
@@ -156,35 +217,54 @@ class Ingress:
         endpoint = self._endpoints.get(incarnation)
         return 0 if endpoint is None else len(endpoint.leaving)
 
+    def stay(self, incarnation: Incarnation, request: RequestId) -> Stay | None:
+        """A named request that is in the engine, or was given up lately. None: nobody here knows what became of it."""
+        endpoint = self._endpoints.get(incarnation)
+        return None if endpoint is None else endpoint.stays.get(request)
+
     # --- requests ------------------------------------------------------------------------------------
 
-    async def open(self, incarnation: Incarnation, path: str, body: bytes, ticket: Ticket) -> Relay:
+    async def open(
+        self, incarnation: Incarnation, path: str, body: bytes, ticket: Ticket, *, named: bool = False
+    ) -> Relay:
         """Send `body` (JSON) and wait for the head of the answer; `ticket.sent()` comes before the first byte.
 
-        Cancelled after that, the request is abandoned as by `Relay.abandon`.
+        `named`: the engine knows it by the request's id. Cancelled, it is abandoned as by `Relay.abandon`.
         Raises: NotAccepted when the engine took nothing, UpstreamBroken when it may have and no head came.
         """
         endpoint = self._endpoints.get(incarnation)
         if endpoint is None:
             raise NotAccepted(f"the gate of {incarnation} is closed on this host")
-        target = path.encode("ascii")
+        if named:
+            endpoint.stays[ticket.request] = Stay()
+        try:
+            return await self._send(endpoint, path.encode("ascii"), body, ticket)
+        except NotAccepted:
+            endpoint.settle(ticket.request, Stage.OVER)
+            endpoint.stays.pop(ticket.request, None)
+            raise
+        except UpstreamBroken:
+            endpoint.settle(ticket.request, Stage.LOST)
+            raise
+
+    async def _send(self, endpoint: Endpoint, target: bytes, body: bytes, ticket: Ticket) -> Relay:
         connection = endpoint.take_idle()
         if connection is not None:
             ticket.sent()
             answer = await self._exchange(endpoint, connection, target, body, ticket.request, pooled=True)
             if answer is not None:
                 return answer
-            if self._endpoints.get(incarnation) is not endpoint:
-                raise NotAccepted(f"the gate of {incarnation} closed")
-            connection = await self._connect(endpoint)
+            if self._endpoints.get(endpoint.incarnation) is not endpoint:
+                raise NotAccepted(f"the gate of {endpoint.incarnation} closed")
+            connection = await self._connect(endpoint, ticket.request)
         else:
-            connection = await self._connect(endpoint)
+            connection = await self._connect(endpoint, ticket.request)
             ticket.sent()
         answer = await self._exchange(endpoint, connection, target, body, ticket.request, pooled=False)
         assert answer is not None  # only a pooled connection may turn out never to have been one
         return answer
 
-    async def _connect(self, endpoint: Endpoint) -> Wire:
+    async def _connect(self, endpoint: Endpoint, request: RequestId) -> Wire:
         try:
             with trio.fail_after(CONNECT_S):
                 connection = await wire.connect(endpoint.port)
@@ -192,6 +272,9 @@ class Ingress:
             raise NotAccepted(f"the engine does not accept connections: {error.strerror}") from error
         except trio.TooSlowError:
             raise NotAccepted(f"the engine did not accept a connection within {CONNECT_S:g} s") from None
+        except trio.Cancelled:
+            endpoint.settle(request, Stage.OVER)  # nothing of it has left
+            raise
         if self._endpoints.get(endpoint.incarnation) is not endpoint:
             connection.close()
             raise NotAccepted(f"the gate of {endpoint.incarnation} closed")
@@ -223,12 +306,23 @@ class Ingress:
                 return None
             raise UpstreamBroken(str(broken or error)) from error
         except trio.Cancelled:
-            self._abandon(endpoint, connection, request)
+            if request in endpoint.stays and not connection.sent:
+                # The engine has not got the whole of it and never will, so it cannot begin.
+                endpoint.busy.discard(connection)
+                endpoint.settle(request, Stage.OVER)
+                connection.close()
+            else:
+                self._abandon(endpoint, connection, request)
             raise
-        return Relay(status, content_type, connection, endpoint, self)
+        return Relay(status, content_type, connection, endpoint, self, request)
 
-    def _finished(self, endpoint: Endpoint, connection: Wire) -> None:
+    def _finished(self, endpoint: Endpoint, connection: Wire, request: RequestId) -> None:
         endpoint.busy.discard(connection)
+        if connection.complete:
+            endpoint.settle(request, Stage.OVER)
+            endpoint.stays.pop(request, None)
+        else:
+            endpoint.settle(request, Stage.LOST)
         admitted = self._endpoints.get(endpoint.incarnation) is endpoint
         if admitted and connection.requests < REQUESTS_MAX and connection.recycle():
             endpoint.idle.append(connection)
@@ -241,10 +335,28 @@ class Ingress:
         endpoint.busy.discard(connection)
         if self._nursery is None or self._endpoints.get(endpoint.incarnation) is not endpoint:
             connection.close()  # cut by `close`: what is left of it is settled by the engine's end
+            endpoint.settle(request, Stage.LOST)
             return
-        connection.half_close()
         endpoint.leaving.add(connection)
-        self._nursery.start_soon(self._await_eof, endpoint, connection, request, now_ms())
+        stay = endpoint.stays.get(request)
+        if stay is None:
+            connection.half_close()
+            self._nursery.start_soon(self._await_eof, endpoint, connection, request, now_ms())
+        else:
+            self._nursery.start_soon(self._see_out, endpoint, connection, request, stay)
+
+    async def _see_out(self, endpoint: Endpoint, connection: Wire, request: RequestId, stay: Stay) -> None:
+        """Read a named request to its end; let go of before that, it leaves as any other."""
+        try:
+            await stay.end_of(connection)
+        finally:
+            if stay.stage is not Stage.INSIDE:
+                endpoint.leaving.discard(connection)
+                connection.close()
+        if stay.stage is Stage.INSIDE:
+            stay.settle(Stage.LOST)
+            connection.half_close()
+            await self._await_eof(endpoint, connection, request, now_ms())
 
     async def _await_eof(
         self, endpoint: Endpoint, connection: Wire, request: RequestId, half_closed_at_ms: Millis
@@ -259,6 +371,14 @@ class Ingress:
             connection.close()
         if ended:
             self.on_upstream_ended(request, half_closed_at_ms, now_ms())
+
+    def _forget_stays(self) -> None:
+        """Of requests that were given up and never asked for."""
+        ends = trio.current_time() - REMEMBERED_S
+        for endpoint in self._endpoints.values():
+            for request, stay in list(endpoint.stays.items()):
+                if stay.settled.is_set() and stay.settled_at < ends:
+                    del endpoint.stays[request]
 
     def _retire_idle(self) -> None:
         """Close what has rested too long, before the engine does."""

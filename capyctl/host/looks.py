@@ -14,14 +14,14 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import CapyError, Failure, Lost, Refusal
 from capyctl.fsm.proofs import Aborted
-from capyctl.fsm.types import Bytes
+from capyctl.fsm.types import Bytes, RequestId
 from capyctl.host import logs
 from capyctl.host.adapter import Checkpoints
 from capyctl.host.custody import Custody, in_thread, observe
 from capyctl.host.engine import Engine
-from capyctl.host.ingress import Ingress
+from capyctl.host.ingress import Ingress, Stage, Stay
 from capyctl.host.journal import Journal, Memory
 from capyctl.host.launch import FILES_LIMITER, Launcher
 from capyctl.host.launching import Launching
@@ -29,6 +29,8 @@ from capyctl.host.parking import Parking
 from capyctl.session import messages as m
 
 IDLE_POLL_S = 0.5
+ABORT_S = 8.0  # until the engine has ended a request; a step of a large prompt takes seconds
+ABORT_AGAIN_S = 0.5
 _log = logging.getLogger("capyctl.host.looks")
 
 
@@ -87,16 +89,31 @@ class Looks:
         return attrs.evolve(found, usable=usable)
 
     async def abort(self, command: m.Abort) -> m.Result:
-        """Ask an engine that can to end one request. Only its own word that it did is an answer."""
+        """Ask an engine that can to end one request, and wait until it has ended its answer to that request.
+
+        The engine says 200 to an id that it does not know, so being asked proves nothing: it may be asked before the
+        request has got as far as its id, or while it is between two of the engine's processes. It is asked again
+        while the answer goes on. Without its end within `ABORT_S` nothing is acknowledged, and the connection is let
+        go of, which such an engine notices by itself some seconds later.
+        """
         engine = self.custody.engines.get(command.incarnation)
-        if engine is None or not engine.answers:
-            raise Refusal("unavailable", f"{command.incarnation} is not served here")
-        if not engine.adapter.aborts:
-            raise Refusal("unsupported_capability", "this engine ends a request only when its connection closes")
+        stay = self.ingress.stay(command.incarnation, command.request)
         try:
-            await engine.adapter.abort(engine.client, command.request)
+            if engine is None or not engine.answers:
+                raise Refusal("unavailable", f"{command.incarnation} is not served here")
+            if not engine.adapter.aborts:
+                raise Refusal("unsupported_capability", "this engine ends a request only when its connection closes")
+            with trio.move_on_after(ABORT_S):
+                await _ended(engine, command.request, stay)
         except (ConnectionError, TimeoutError) as error:
             raise Refusal("engine_unreachable", str(error)) from error
+        finally:
+            if stay is not None:
+                stay.let_go()
+        if stay is None:
+            raise Lost("engine_error", "its connection is not one of this host's, so nobody sees whether it ended")
+        if stay.stage is not Stage.OVER:
+            raise Lost("engine_error", "the engine did not end its answer to the request that it was to end")
         proof = Aborted(incarnation=command.incarnation, request=command.request, acknowledged_at_ms=now_ms())
         return m.AbortAcknowledged(command_id=command.command_id, proof=proof)
 
@@ -152,6 +169,19 @@ class Looks:
         if gone:
             _log.info("logs.pruned", extra={"fields": {"deployments": gone}})
         return m.Done(command_id=command.command_id)
+
+
+async def _ended(engine: Engine, request: RequestId, stay: Stay | None) -> None:
+    """Ask until the engine is done with it; once only where its end cannot be seen. Raises: as `Adapter.abort`."""
+    if stay is not None:
+        stay.hold()
+    while True:
+        await engine.adapter.abort(engine.client, request)
+        if stay is None:
+            return
+        with trio.move_on_after(ABORT_AGAIN_S):
+            await stay.settled.wait()
+            return
 
 
 def _unproven(command: m.Probe, reason: str) -> m.ProbeResult:

@@ -35,13 +35,14 @@ class Wire:
     http: h11.Connection
     requests: int = 0
     idle_since: float = 0.0
+    sent: bool = False  # the whole of the present request has been handed to the kernel
     answered: bool = False  # a byte of the present answer has come
     reset: bool = False  # the engine's end vanished without closing first
 
     async def send(self, head: list[tuple[bytes, bytes]], method: bytes, path: bytes, body: bytes) -> None:
         """Send one request whole. Raises: WireBroken."""
         self.requests += 1
-        self.answered = False
+        self.answered = self.sent = False
         data = self.http.send(h11.Request(method=method, target=path, headers=head)) or b""
         if body:
             data += self.http.send(h11.Data(data=body)) or b""
@@ -51,6 +52,7 @@ class Wire:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._note_reset(error)
             raise WireBroken("the engine closed the connection while it was asked") from error
+        self.sent = True
 
     async def head(self) -> tuple[int, str]:
         """Wait for the answer's head: status and content type. Raises: WireBroken."""
@@ -103,6 +105,17 @@ class Wire:
                 self.http.receive_data(data)
             except h11.RemoteProtocolError as error:
                 raise WireBroken(f"the engine's answer is no HTTP: {error}") from error
+
+    async def until_answered(self) -> bool:
+        """Read and drop the answer to its end; False when the connection broke before it."""
+        try:
+            if self.http.their_state is h11.SEND_RESPONSE:
+                await self.head()
+            while await self.receive_some():
+                pass
+        except WireBroken:
+            return False
+        return self.complete
 
     @property
     def complete(self) -> bool:

@@ -135,13 +135,16 @@ class Exchange(Protocol):
         """Give the connection back when the body ended, else close it at once."""
 
     def abandon(self, request: RequestId) -> None:
-        """Cut: half-close now, in the background wait for the engine's EOF and report it. Never blocks."""
+        """Cut: what becomes of it in the engine is waited for in the background and reported. Never blocks."""
 
 
 class Upstream(Protocol):
-    async def open(self, incarnation: Incarnation, path: str, body: bytes, ticket: Ticket) -> Exchange:
+    async def open(
+        self, incarnation: Incarnation, path: str, body: bytes, ticket: Ticket, *, named: bool = False
+    ) -> Exchange:
         """Send `body` and wait for the head of the answer. Calls `ticket.sent()` just before the first byte.
 
-        Cancelling it after that leaves the connection to the ingress, which abandons it.
+        `named`: the body tells the engine the request's id. Cancelling it after that leaves the connection to the
+        ingress, which abandons it.
         Raises: NotAccepted when nothing was taken, UpstreamBroken when it was and no head came.
         """

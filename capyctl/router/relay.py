@@ -244,7 +244,9 @@ class Relay:
             body = self.question.for_engine(place.served_name, place.cache_scope, rid)
             clock = figures.Clock(sent_at=trio.current_time())
             try:
-                exchange = await self.upstream.open(place.incarnation, self.endpoint.path, body, self._ticket)
+                exchange = await self.upstream.open(
+                    place.incarnation, self.endpoint.path, body, self._ticket, named=place.named
+                )
                 self.question = attrs.evolve(self.question, text=b"")  # it is never sent again
                 return exchange, clock
             except NotAccepted as refusal:
@@ -262,12 +264,15 @@ class Relay:
             await trio.sleep_forever()
         self._receiving = True
         try:
-            return await exchange.receive_some()
+            piece = await exchange.receive_some()
         except trio.Cancelled:
             self._cut_upstream()
             raise
         finally:
             self._receiving = False
+        if self._scope.cancel_called:  # ended by a watch while this piece was on its way: left to us, so cut as well
+            self._cut_upstream()
+        return piece
 
     def _broke_the_rules(self, reason: str, words: str | None = None) -> Fault | None:
         """The engine's answer cannot be passed on. `words` go to the client alone, never to a log."""

@@ -38,6 +38,7 @@ kept: list[object] = []
 memory = bytearray()
 asleep = False
 woken = False
+aborted: list[str] = []
 
 
 def note(line: str) -> None:
@@ -125,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
                 threading.Timer(1.0, release).start()
             elif fault != "keeps":
                 release()
+        elif self.path == "/abort":
+            aborted.append(str(asked["rid"]))
         elif self.path == "/wake":
             take()
             asleep, woken = False, True
@@ -138,7 +141,17 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)
 
     def chat(self, asked: dict[str, object]) -> None:
+        """`aborts`: how often it must be asked to end this `rid` before it knows the id, and does."""
+
+        def over() -> bool:
+            return "rid" in asked and aborted.count(str(asked["rid"])) >= int(str(asked.get("aborts", 1)))
+
         if not asked.get("stream"):
+            while "aborts" in asked and not over():
+                if self.client_gone():
+                    self.close_connection = True
+                    return
+                time.sleep(0.01)
             self.answer(200, b'{"text":"OK"}')
             return
         self.send_response(200)
@@ -149,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.client_gone():
                 self.close_connection = True
                 return
+            if over():
+                break
             piece = f"data: {number}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             time.sleep(float(str(asked.get("wait", 0.0))))

@@ -16,7 +16,7 @@ import trio
 from capyctl.fsm.types import Incarnation, Millis, RequestId
 from capyctl.host import ingress as room
 from capyctl.host.http import LoopbackClient
-from capyctl.host.ingress import Ingress, Relay
+from capyctl.host.ingress import Ingress, Relay, Stage, Stay
 from capyctl.router.desk import NotAccepted, UpstreamBroken
 
 from .fakes import incarnation
@@ -304,6 +304,98 @@ async def test_cancelling_the_wait_for_the_head_abandons_the_request() -> None:
             while not ended:
                 await trio.sleep(0.01)
         assert ended[0][0] == "slow"
+
+
+async def stay_of(ingress: Ingress) -> Stay:
+    """What became of the one named request, once that is known."""
+    stay = ingress.stay(incarnation(), R1)
+    assert stay is not None
+    with trio.fail_after(2):
+        await stay.settled.wait()
+    return stay
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_named_request_that_is_given_up_is_read_to_its_end(begun: bool) -> None:
+    given_up = trio.Event()
+
+    async def ends_when_told(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        seen.append(await one_request(stream))
+        if begun:
+            await stream.send_all(CHUNKED + b"3\r\nabc\r\n")
+        await given_up.wait()
+        with trio.move_on_after(0.1) as patience:
+            assert await stream.receive_some() == b"", "half-closed"
+        assert patience.cancelled_caught
+        await stream.send_all((b"" if begun else CHUNKED) + b"3\r\nend\r\n0\r\n\r\n")
+
+    async with engine(ends_when_told) as there, running(there.port) as ingress:
+        with trio.move_on_after(0.1):
+            exchange = await ingress.open(incarnation(), CHAT, b"{}", Ticket(), named=True)
+            exchange.abandon(R1)
+        given_up.set()
+        assert (await stay_of(ingress)).stage is Stage.OVER
+        await trio.testing.wait_all_tasks_blocked()
+        assert ingress.in_flight(incarnation()) == 0
+
+
+async def test_a_named_request_that_nobody_asks_the_engine_to_end_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "UNASKED_S", 0.05)
+
+    async def endless(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        seen.append(await one_request(stream))
+        await stream.send_all(CHUNKED + b"3\r\nabc\r\n")
+        assert await stream.receive_some() == b""
+
+    ended: list[tuple[RequestId, Millis, Millis]] = []
+    async with engine(endless) as there, running(there.port, ended) as ingress:
+        (await ingress.open(incarnation(), CHAT, b"{}", Ticket(), named=True)).abandon(R1)
+        assert (await stay_of(ingress)).stage is Stage.LOST
+        with trio.fail_after(2):
+            while not ended:
+                await trio.sleep(0.01)
+        assert ended[0][0] == R1
+
+
+async def test_a_named_request_that_was_cut_while_it_was_sent_can_never_begin() -> None:
+    async def reads_little(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        await stream.receive_some(100)
+        await trio.sleep_forever()
+
+    async with engine(reads_little) as there, running(there.port) as ingress:
+        with trio.move_on_after(0.1):
+            await ingress.open(incarnation(), CHAT, b" " * (32 << 20), Ticket(), named=True)
+        assert (await stay_of(ingress)).stage is Stage.OVER
+        assert ingress.in_flight(incarnation()) == 0
+
+
+async def test_a_named_request_is_lost_with_its_gate_or_its_connection_and_forgotten_with_its_answer() -> None:
+    async def endless(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        request = await one_request(stream)
+        if b"whole" in request:
+            await stream.send_all(OK)
+        elif b"broken" in request:
+            await stream.send_all(CHUNKED)
+        else:
+            await stream.send_all(CHUNKED + b"3\r\nabc\r\n")
+            await trio.sleep_forever()
+
+    async with engine(endless) as there, running(there.port) as ingress:
+        exchange = await ingress.open(incarnation(), CHAT, b"whole", Ticket(), named=True)
+        stay = ingress.stay(incarnation(), R1)
+        assert await all_of(exchange) == b"{}"
+        await exchange.aclose()
+        assert stay is not None
+        assert (stay.stage, ingress.stay(incarnation(), R1)) == (Stage.OVER, None)
+
+        (await ingress.open(incarnation(), CHAT, b"broken", Ticket(), named=True)).abandon(R1)
+        assert (await stay_of(ingress)).stage is Stage.LOST
+
+        (await ingress.open(incarnation(), CHAT, b"endless", Ticket(), named=True)).abandon(R1)
+        stay = ingress.stay(incarnation(), R1)
+        ingress.close(incarnation())
+        assert stay is not None
+        assert (stay.stage, ingress.stay(incarnation(), R1)) == (Stage.LOST, None)
 
 
 async def test_an_early_answer_to_a_body_that_is_too_large_is_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.fsm.types import Bytes, Millis, ProcessIdentity, RequestId, Residency, Token
-from capyctl.host import custody, logs
+from capyctl.host import custody, logs, looks
 from capyctl.host import journal as journals
 from capyctl.host.engine import LOAD_EVERY_S
 from capyctl.host.journal import Memory, open_journal
@@ -327,18 +328,66 @@ async def test_what_was_launched_to_stay_is_not_asked_to_park(host: Host, model:
         await stopped(running, incarnation())
 
 
-async def test_a_request_is_ended_by_its_id_with_the_key_of_control_routes(
+ABORT = m.Abort(command_id="a", incarnation=incarnation(), request=RequestId("r7"))
+
+
+async def given_up(running: Running, **more: Any) -> None:
+    """A request with an id is inside the engine, and whoever asked for it has gone."""
+    body = json.dumps({"rid": "r7", **more}).encode()
+    with trio.move_on_after(0.2):  # without a stream there is no head before the end
+        exchange = await running.ingress.open(incarnation(), CHAT, body, Ticket(RequestId("r7")), named=True)
+        await exchange.receive_some()
+        exchange.abandon(RequestId("r7"))
+    assert running.ingress.in_flight(incarnation()) == 1
+
+
+@pytest.mark.parametrize("aborts", [1, 3])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_abort_is_acknowledged_when_the_engine_has_ended_its_answer_and_asked_again_until_then(
+    host: Host, model: Path, diary: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, aborts: int
+) -> None:
+    monkeypatch.setattr(looks, "ABORT_AGAIN_S", 0.1)
+    async with host() as running:
+        await loaded(running, model, diary)
+        await given_up(running, stream=stream, pieces=1000, wait=0.01, aborts=aborts)
+        result = await running.agent.handle(ABORT)
+        assert isinstance(result, m.AbortAcknowledged), result
+        assert result.proof.request == "r7"
+        assert told(diary) == ["abort r7"] * aborts
+        assert running.ingress.in_flight(incarnation()) == 0
+        assert running.ended == [], "it was never half-closed"
+        await stopped(running, incarnation())
+        gone = await running.agent.handle(ABORT)
+        assert isinstance(gone, m.Refused)
+
+
+async def test_an_engine_that_does_not_end_it_acknowledges_nothing_and_then_sees_the_hang_up(
+    host: Host, model: Path, diary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "ABORT_S", 0.3)
+    async with host() as running:
+        await loaded(running, model, diary)
+        await given_up(running, stream=True, pieces=1000, wait=0.01, aborts=99)
+        result = await running.agent.handle(ABORT)
+        assert isinstance(result, m.Refused)
+        assert (result.code, told(diary)) == ("engine_error", ["abort r7"])
+        with trio.fail_after(2):
+            while not running.ended:
+                await trio.sleep(0.01)
+        assert running.ended[0][0] == "r7"
+        assert running.ingress.in_flight(incarnation()) == 0
+        await stopped(running, incarnation())
+
+
+async def test_an_abort_of_what_never_came_through_this_host_is_asked_for_once_and_proves_nothing(
     host: Host, model: Path, diary: Path
 ) -> None:
     async with host() as running:
         await loaded(running, model, diary)
-        command = m.Abort(command_id="a", incarnation=incarnation(), request=RequestId("r7"))
-        result = await running.agent.handle(command)
-        assert isinstance(result, m.AbortAcknowledged), result
-        assert (result.proof.request, told(diary)) == ("r7", ["abort r7"])
+        result = await running.agent.handle(ABORT)
+        assert isinstance(result, m.Refused)
+        assert (result.code, told(diary)) == ("engine_error", ["abort r7"])
         await stopped(running, incarnation())
-        gone = await running.agent.handle(command)
-        assert isinstance(gone, m.Refused)
 
 
 async def test_both_keys_are_kept_out_of_the_log(host: Host, model: Path, diary: Path) -> None:

@@ -241,7 +241,9 @@ class FakeUpstream:
             await self.changed.wait()
         return self.fates[number]
 
-    async def open(self, incarnation: Incarnation, path: str, body: bytes, ticket: FakeTicket) -> FakeExchange:
+    async def open(
+        self, incarnation: Incarnation, path: str, body: bytes, ticket: FakeTicket, *, named: bool = False
+    ) -> FakeExchange:
         if self.refusals:
             self.refusals -= 1
             raise NotAccepted("connection refused by 10.1.2.3:8100")
