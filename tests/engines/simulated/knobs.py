@@ -16,6 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "time_scale": 0.1,  # of the waits that the real engine is known for: 1.0 is as slow as the real one
     "load_s": 0.05,  # from the start to the open port; never scaled
     "never_ready": False,  # loads for ever, without a word
+    "registers_s": 0.0,  # SGLang's front, from a request to the moment from which it knows its `rid`
     "prefill_s": 0.0,  # before the first token
     "token_s": 0.001,  # between tokens
     "answer_tokens": None,  # length of an answer that max_tokens does not cut; None: 12 to 19, from the prompt

@@ -246,6 +246,7 @@ class SglangRoutes(Engine):
             name = str(body.get("model") or self.served)
             if name.startswith(f"{self.served}:"):
                 raise Refused(400, f"LoRA adapter '{name.partition(':')[2]}' was requested, but LoRA is not enabled.")
+            time.sleep(self.knobs.registers_s)  # template and tokens are made beside the loop, and nobody knows the id
             with self._lock:
                 if rid in self._rids:
                     raise Refused(400, f"Duplicate request ID detected: {rid}")

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -109,6 +110,27 @@ def test_a_hang_up_sends_one_abort_with_the_id_of_its_request(
     assert place_s < 1, "before the engine would have noticed by itself"
 
 
+def test_an_abort_that_comes_before_the_engine_knows_the_id_is_asked_again_and_keeps_the_place(
+    here: ParkMachine, sglang: Installation
+) -> None:
+    sglang.set(**ENDLESS, registers_s=0.4)
+    call = here.open("tom", stream=False, max_tokens=10_000)
+    until(lambda: told(sglang), 5, "one request on its way to its id")
+    call.hang_up()
+    began = time.monotonic()
+    until(lambda: len(sglang.calls(ABORT)) == 1, 2, "the first abort", 0.01)
+    assert at_work(here) == 0, "nothing there is to end yet"
+    seen = []
+    while any(counts(here).values()):
+        seen.append(at_work(here))
+        assert time.monotonic() - began < 5
+    print(f"the place is back after {(time.monotonic() - began) * 1000:.0f} ms")
+    assert 1 in seen, "the engine works on it, and its place is kept"
+    assert at_work(here) == 0
+    (first, second) = sglang.calls(ABORT)
+    assert first["body"] == second["body"]
+
+
 def test_a_lost_answer_to_an_abort_is_settled_by_an_idle_engine_and_not_asked_for_again(
     here: ParkMachine, sglang: Installation
 ) -> None:
@@ -150,7 +172,9 @@ def test_two_hundred_hang_ups_leave_every_count_at_zero(here: ParkMachine, sglan
     print(f"200 hang-ups: {len(sent)} reached the engine, {len(aborted)} aborts")
     assert len(set(sent)) == len(sent)
     assert {len(rid) for rid in sent} == {26}, "no id is the beginning of another"
-    assert len(set(aborted)) == len(aborted), "each is asked for once"
+    again = len(aborted) - len(set(aborted))
+    print(f"asked again, since the engine did not know the id yet: {again}")
+    assert max(Counter(aborted).values()) <= 5, "asked again twice a second, while the answer goes on"
     assert set(sent) <= set(aborted)
     assert {call["key"] for call in sglang.calls(ABORT)} == {"admin"}
     sglang.set(**QUICK)
