@@ -148,7 +148,7 @@ FAULTS: tuple[Fault, ...] = (
         State.PARKED: ends("failed", 503, after=503, within_s=90),
         State.WAKING: ends("failed", 503, after=503, within_s=90)}),
     Fault(name="chat hangs", knobs={"faults": [hang(CHAT)]}, states={
-        State.IDLE: ends("ready", 503, within_s=70)}),
+        State.IDLE: ends("ready", 504, "deadline_exceeded", within_s=70)}),
     Fault(name="chat answers 500", knobs={"faults": [fail(CHAT, body="x", pad_bytes=2 << 20)]}, states={
         State.IDLE: ends("ready", 502)}),
     Fault(name="chat is reset", knobs={"faults": [{"route": CHAT, "then": "reset", "perform": False}]}, states={
