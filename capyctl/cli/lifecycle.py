@@ -6,7 +6,7 @@ Source: cli 10, 14; api 5.3.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -70,12 +70,17 @@ def ended(operation: dict[str, Any]) -> str:
     return f"{operation.get('action')} {state}{f' ({code})' if code else ''}"
 
 
-def receipt_lines(receipt: dict[str, Any], names: Callable[[str], str] = str) -> dict[str, str]:
-    """The key lines of an accepted action; victims are listed when it makes room."""
+def receipt_lines(receipt: dict[str, Any], names: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The key lines of an accepted action; victims are listed when it makes room.
+
+    Args:
+      names: of deployments by their id; a victim that is not among them is listed by its id.
+    """
     pairs = {"Operation": str(receipt.get("operation_id"))}
     if receipt.get("switch_id"):
         pairs["Switch"] = str(receipt["switch_id"])
-        pairs["Makes room"] = ",".join(names(str(victim)) for victim in receipt.get("victims", ())) or "-"
+        victims = (str(victim).partition("/") for victim in receipt.get("victims", ()))
+        pairs["Makes room"] = ",".join(f"{(names or {}).get(one, one)}{slash}{n}" for one, slash, n in victims) or "-"
     return pairs
 
 
@@ -131,7 +136,9 @@ def start(
     announce(api)
     if not wait:
         receipt = _start(api, view, evict=evict, timeout=timeout)
-        _accepted(f"Start requested for {view['name']}", receipt, common)
+        listed = bool(receipt.get("victims")) and not common.as_json
+        names = {str(row["id"]): str(row["name"]) for row in api.deployments()} if listed else {}
+        _accepted(f"Start requested for {view['name']}", receipt, common, names)
         return
     view = started(api, view, evict=evict, timeout=timeout)
     if common.as_json:
@@ -140,11 +147,11 @@ def start(
         summary(f"Started {view['name']}: ready", ready_lines(view))
 
 
-def _accepted(sentence: str, receipt: dict[str, Any], common: Common) -> None:
+def _accepted(sentence: str, receipt: dict[str, Any], common: Common, names: Mapping[str, str] | None = None) -> None:
     if common.as_json:
         emit_json(receipt)
     else:
-        summary(sentence, receipt_lines(receipt))
+        summary(sentence, receipt_lines(receipt, names))
 
 
 def _simple(

@@ -307,7 +307,9 @@ class EngineProfile:
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "sglang" and self.args:
-            raise Wrong(("args",), "sglang takes no arguments fixed by the host")
+            raise Wrong(
+                ("args",), "sglang takes no arguments fixed by the host; state them in extra_args of a deployment"
+            )
         if self.security.deep_park == "enabled" and self.engine not in _PARKING:
             raise Wrong(("security", "deep_park"), f"{self.engine} cannot park", "capability_missing:deep_park")
         if self.security.trust_remote_code and self.engine not in _PARKING:

@@ -165,7 +165,10 @@ def check_untaken(name: str, engines_file: Path, taken: Collection[str]) -> None
     check_name(name)
     custom = beside(engines_file, CUSTOM)
     if name in taken or name in read_engines(engines_file).raw or name in read_blocks(custom, CUSTOM)[1]:
-        raise Refusal("profile_exists", f"there is a profile {name} already; choose another with --name")
+        raise Refusal(
+            "profile_exists",
+            f"there is a profile {name} already; choose another with --name, or run capyctl engine remove {name}",
+        )
 
 
 def add_custom(

@@ -210,7 +210,7 @@ def test_eviction_lists_its_victims(shell: Shell, role: FakeRole) -> None:
 
     role.accept = accept  # type: ignore[method-assign, assignment]
     done = shell("start", "deployment", "writer", "--evict", "--initialize-timeout", "300s")
-    assert f"  Makes room   {writer['id']}/0\n" in done.out
+    assert "  Makes room   writer/0\n" in done.out
     body = next(body for _, path, body, _ in role.seen if path.endswith("/actions"))
     assert body is not None
     assert (body["evict"], body["initialize_timeout_ms"]) == (True, 300_000)
