@@ -354,8 +354,15 @@ def _park(book: Book, event: e.ParkAsked) -> Receipt:
     row = _known(book, event.deployment)
     identity = row.state.deployment
     after, effects = deployment.step(
-        row.state, deployment.ParkAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+        row.state,
+        deployment.ParkAsked(
+            now_ms=event.now_ms,
+            expected_revision=event.expected_revision,
+            resident=any(_resident(one) for _, one in book.of(identity)),
+        ),
     )
+    if any(isinstance(one, Refused) and one.code == "lifecycle_conflict" for one in effects):
+        raise _Turned("lifecycle_conflict", _not_parked(book, row))
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))
     open_park = next(operations.open_for(book, identity, operations.PARK), None)
@@ -363,10 +370,26 @@ def _park(book: Book, event: e.ParkAsked) -> Receipt:
         operations.tell(book, open_park.operation, operation.Joined(now_ms=event.now_ms))
         _perform(book, identity, effects, open_park.operation)
         return Receipt(operation=open_park.operation, deployment=identity, revision=after.revision, joined=True)
-    indices = tuple(lane.index for lane, one in book.of(identity) if one.may_park)
+    indices = tuple(lane.index for lane, one in book.of(identity) if one.may_park or one.parking)
     _open(book, event.command.operation, identity, Kind.PARK, indices, None, event.now_ms)
     _perform(book, identity, effects, event.command.operation)
     return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
+
+
+def _resident(one: InstanceRow) -> bool:
+    return one.may_park or one.parking or one.is_parked
+
+
+def _not_parked(book: Book, row: DeploymentRow) -> str:
+    """Why nothing of it can be parked now, and the way there."""
+    name = row.spec.name
+    if row.state.phase is deployment.Phase.DELETING:
+        return f"{name} is being deleted"
+    states = [instance.published(one.machine) for _, one in book.of(row.state.deployment)]
+    busy = next((state for state in states if state not in ("stopped", "failed")), None)
+    if busy is not None:
+        return f"{name} is {busy}, and only what is ready can be parked; try again when it is"
+    return f"{name} is not running, so there is nothing to park. Try: capyctl preinitialize deployment {name}"
 
 
 def _delete(book: Book, event: e.DeleteAsked) -> Receipt:

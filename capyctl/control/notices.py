@@ -8,7 +8,7 @@ from capyctl.control import operations, outward, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
-from capyctl.control.records import Move
+from capyctl.control.records import Move, Slept
 from capyctl.fsm import deployment, switch
 from capyctl.fsm import effects as fx
 from capyctl.fsm.residency import NO_ROOM_TO_PARK
@@ -19,6 +19,14 @@ CAPACITY = frozenset({"insufficient_resources", "insufficient_memory"})
 """Failures of a start that a waiting client reads as they are; any other one is `activation_failed`, and names its
 code. A full card too: its own code says to an operator that the document asks for too much, and to a client that
 asking again is of no use, which is wrong when an engine ran out of memory or a stranger holds it (api 4)."""
+
+
+STOPPED_SINCE = {
+    StopKind.GROWTH: "its parked copy outgrew the bound",
+    StopKind.FAILED_PARK: "its park could not be completed",
+    StopKind.PRESSURE: "there was no room for its parked copy",
+}
+"""Why what was to be parked was stopped, for those who asked for the park and were not told sooner."""
 
 
 INSISTED = 2
@@ -54,7 +62,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.AttemptFailed(code=code, reason=reason, attempt=attempt):
             operations.waits(book, lane, code, f"attempt {attempt} failed: {reason}")
         case fx.ParkEnded(code=None):
-            _parked(book, lane)
+            _parked(book, lane, notice)
         case fx.ParkEnded(code=str(code), reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
             operations.failed(book, lane, operations.PREINIT, code, reason)
@@ -69,7 +77,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
                 )
         case fx.StopEnded(stop=stop):
             operations.met(book, lane, operations.STOP)
-            operations.met(book, lane, operations.PARK)
+            _stopped_instead(book, lane, stop)
             operations.failed(book, lane, operations.PREINIT, "deployment_stopped", "it was stopped before it parked")
             switching.released(book, lane, _how(book, lane))
             _stopped(book, lane, stop)
@@ -89,6 +97,8 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
 def _opened(book: Book, lane: Lane) -> None:
     """The gate is open: waiters come first, so that no switch finds a model that has served nobody."""
     book.used_at[lane] = book.now_ms
+    if (row := book.instances[lane]).slept is not None:
+        book.put_instance(lane, attrs.evolve(row, slept=None))
     forget_wish(book, lane)
     operations.met(book, lane, operations.SERVE)  # not sooner: whoever waited for it may send a request at once
     requests.let_in(book, lane.deployment)
@@ -97,12 +107,26 @@ def _opened(book: Book, lane: Lane) -> None:
         book.due.at(Millis(book.now_ms + book.settings.ready_idle_ms + 1), "idle", None)
 
 
-def _parked(book: Book, lane: Lane) -> None:
+def _parked(book: Book, lane: Lane, ended: fx.ParkEnded) -> None:
+    row = book.instances[lane]
+    if row.is_parked and (ended.origin is not None or row.slept is None):
+        slept = Slept(at_ms=book.now_ms, origin=ended.origin, for_name=ended.for_name, switch=ended.switch)
+        book.put_instance(lane, attrs.evolve(row, slept=slept))
     operations.met(book, lane, operations.PARK)
     operations.met(book, lane, operations.PREINIT)
     switching.released(book, lane, switch.Released.PARKED)
     if book.settings.parked_idle_ms is not None:
         book.due.at(Millis(book.now_ms + book.settings.parked_idle_ms + 1), "idle", None)
+
+
+def _stopped_instead(book: Book, lane: Lane, stop: Stop) -> None:
+    """Whoever wanted it parked has its memory; that it is stopped, and why, is part of the outcome."""
+    if stop.kind is StopKind.EXIT:
+        error = book.instances[lane].run.last_error
+        words = f": {error.reason}" if error is not None else ""
+        operations.failed(book, lane, operations.PARK, "operation_failed", f"its engine ended meanwhile{words}")
+    else:
+        operations.met_otherwise(book, lane, operations.PARK, STOPPED_SINCE.get(stop.kind, "it was stopped meanwhile"))
 
 
 def forget_wish(book: Book, lane: Lane) -> None:

@@ -103,6 +103,18 @@ def met(book: Book, lane: Lane, goal: str) -> None:
     _report(book, lane, goal, Result.MET)
 
 
+def met_otherwise(book: Book, lane: Lane, goal: str, reason: str) -> None:
+    """What these operations want of the instance is had in another way, for this reason or the one told before."""
+    for state in open_for(book, lane.deployment, goal):
+        if any(target.index == lane.index for target in state.targets):
+            told = state.waiting_reason or reason
+            tell(
+                book,
+                state.operation,
+                operation.TargetReported(now_ms=book.now_ms, index=lane.index, result=Result.MET, reason=told),
+            )
+
+
 def failed(book: Book, lane: Lane, goal: str, code: str, reason: str) -> None:
     """It will not get there, proven."""
     _report(book, lane, goal, Result.FAILED, code, reason)

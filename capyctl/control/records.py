@@ -61,6 +61,16 @@ class Wish:
 
 
 @attrs.frozen(kw_only=True)
+class Slept:
+    """When an instance was parked, and for whom. `origin` None: a park whose answer was lost, found to be done."""
+
+    at_ms: Millis
+    origin: Origin | None = None
+    for_name: str | None = None
+    switch: SwitchId | None = None
+
+
+@attrs.frozen(kw_only=True)
 class InstanceRow:
     """One instance: its machines, and what its present or last run was launched with.
 
@@ -77,6 +87,7 @@ class InstanceRow:
         factory=dict
     )  # what this launch was charged when it first parked
     parked_latest: Mapping[Domain, Bytes] = attrs.field(factory=dict)  # and what its last park would have been charged
+    slept: Slept | None = None  # its last park
 
     @property
     def run(self) -> Run:
@@ -134,6 +145,11 @@ class InstanceRow:
     def may_park(self) -> bool:
         """It serves, or is on its way to a park that somebody may still call off."""
         return self.is_ready or self.machine.phase in residency.TO_PARK
+
+    @property
+    def parking(self) -> bool:
+        """The release of its memory is asked for and not answered yet."""
+        return self.machine.phase in residency.PARKING
 
     @property
     def leaves_idly(self) -> bool:

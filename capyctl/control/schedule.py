@@ -291,6 +291,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
                     last_host=ask.host,
                     parked_first={},
                     parked_latest={},
+                    slept=None,
                 ),
             )
             book.proposals[lane] = verdict

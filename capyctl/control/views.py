@@ -19,7 +19,7 @@ from capyctl.fsm import instance, request, switch
 from capyctl.fsm.operation import Kind
 from capyctl.fsm.operation import Phase as OperationPhase
 from capyctl.fsm.operation import State as Operation
-from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Phase, RequestId, SwitchId
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Origin, Phase, RequestId, SwitchId
 from capyctl.ledger.types import Plan
 
 Json = dict[str, Any]  # plain JSON values of several types
@@ -29,6 +29,9 @@ LOAD_DROPPED_MS = 30_000
 
 STATES = ("ready", "draining", "parking", "waking", "starting", "stopping")
 """Aggregate states in order of precedence, as far as one instance decides (lifecycle 3.2)."""
+
+PARKED_BY = {Origin.PREINIT: "preinitialize"}
+"""Words for who asked for a park, where the origin's own is none for people."""
 
 BARRED = frozenset({machine.Gate.MISMATCH, machine.Gate.UNUSABLE, machine.Gate.UNMEASURABLE})
 """Checkpoint gates through which no start goes."""
@@ -186,11 +189,21 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
             "no_room_to_park": _had_no_room(book, lane, stop.switch),
             "at_ms": stop.asked_at_ms,
         },
+        "sleeps": _sleeps(one),
         "parked": _parked(book, lane, one),
         "pid": api if one.has_launch else None,
         "ready_at_ms": run.ready_at_ms,
         "in_flight": book.running_on.get(lane, 0),
     }
+
+
+def _sleeps(one: InstanceRow) -> Json | None:
+    """Since when it is parked, who asked for that, and for whom; None while it is not."""
+    if not one.is_parked or one.slept is None:
+        return None
+    slept = one.slept
+    kind = None if slept.origin is None else PARKED_BY.get(slept.origin, slept.origin.value)
+    return {"since_ms": slept.at_ms, "kind": kind, "for": slept.for_name, "switch_id": slept.switch}
 
 
 def _had_no_room(book: Book, lane: Lane, identity: SwitchId | None) -> bool:
@@ -298,7 +311,21 @@ def _actions(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> l
 def operation(world: World, identity: OperationId) -> Json | None:
     """One operation (api 5.6), None when there is none or it was forgotten."""
     state = world.book.operations.get(identity)
-    return None if state is None else _operation(state)
+    return None if state is None else {**_operation(state), "victims": _victims(world.book, state)}
+
+
+def _victims(book: Book, state: Operation) -> list[Json]:
+    """Who gives way for it: how, and how their memory came free once it did."""
+    made = None if state.switch is None else book.switches.get(state.switch)
+    return [
+        {
+            "instance": str(victim.lane),
+            "name": _lane_name(book, victim.lane),
+            "way": "park" if victim.parks else "stop (no room to park)" if victim.no_room else "stop",
+            "released": _released(victim),
+        }
+        for victim in (() if made is None else made.victims)
+    ]
 
 
 def _action(state: Operation) -> str:
@@ -394,11 +421,15 @@ def switch_view(book: Book, state: switch.State) -> Json:
         "victims": [
             {
                 "name": _lane_name(book, victim.lane),
-                "released": None if victim.released is None else f"released: {victim.released.value}",
+                "released": _released(victim),
             }
             for victim in state.victims
         ],
     }
+
+
+def _released(victim: switch.Victim) -> str | None:
+    return None if victim.released is None else f"released: {victim.released.value}"
 
 
 def load(world: World, now_ms: Millis) -> Json:

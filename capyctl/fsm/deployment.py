@@ -134,9 +134,10 @@ class InstanceStopAsked(Event):
 
 @attrs.frozen(kw_only=True)
 class ParkAsked(Event):
-    """An operator parks every READY instance."""
+    """An operator parks every READY instance. `resident`: some instance serves, is parked, or is about to be."""
 
     expected_revision: int | None = None
+    resident: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -334,8 +335,13 @@ def start_is_hopeless(state: State, event: StartAsked) -> bool:
 
 
 def can_park(state: State, event: ParkAsked) -> bool:
-    """current, and its residency parks"""
-    return is_current(state, event) and state.wanted.parks
+    """current, its residency parks, and an instance of it serves or is parked"""
+    return is_current(state, event) and state.wanted.parks and event.resident
+
+
+def nothing_to_park(state: State, event: ParkAsked) -> bool:
+    """current, its residency parks, and no instance of it serves or is parked"""
+    return is_current(state, event) and state.wanted.parks and not event.resident
 
 
 def cannot_park(state: State, event: ParkAsked) -> bool:
@@ -740,6 +746,8 @@ DEPLOYMENT: Machine[State] = Machine(
                why="Somebody changed it meanwhile (55)."),
         Row(when=at(ACTIVE, UNUSABLE), on=ParkAsked, given=can_park, emits=(plan_park,),
             why="Also what started before its files changed may give memory back."),
+        refuse(at(ACTIVE, UNUSABLE), ParkAsked, "lifecycle_conflict", given=nothing_to_park,
+               why="What does not run holds no memory to give back: an operator is told, not congratulated."),
         refuse(at(ACTIVE, UNUSABLE), ParkAsked, "unsupported_capability", given=cannot_park,
                why="A restart-only deployment has nothing to park into."),
         refuse(at(ACCEPTED, REVISING), ParkAsked, "lifecycle_conflict",

@@ -18,6 +18,7 @@ from capyctl.fsm.types import (
     HostId,
     Incarnation,
     Millis,
+    Origin,
     Phase,
     ProcessIdentity,
     Residency,
@@ -172,11 +173,13 @@ class AttemptFailed:
 
 @attrs.frozen(kw_only=True)
 class ParkEnded:
-    """A park ended: `code` is None when it is parked. `switch` asked for it, if one did."""
+    """A park ended: `code` is None when it is parked. `origin` asked for it: a `switch`, if one did, and for whom."""
 
     code: str | None
     reason: str = ""
     switch: SwitchId | None = None
+    origin: Origin | None = None
+    for_name: str | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -743,7 +743,10 @@ def _asked_by(state: State) -> SwitchId | None:
 
 def park_ended(state: State, event: f.Fact) -> ParkEnded:
     """the park succeeded"""
-    return ParkEnded(code=None, switch=_asked_by(state))
+    ask = state.ask
+    if ask is None:
+        return ParkEnded(code=None)
+    return ParkEnded(code=None, switch=ask.switch, origin=ask.origin, for_name=ask.for_name)
 
 
 def park_refused(state: State, event: f.ParkRefused | f.ParkNotAdmitted) -> ParkEnded:

@@ -93,6 +93,7 @@ def alphabet(state: m.State) -> list[m.Event]:
             for kind in (m.StartAsked, m.StopAsked, m.ParkAsked)
             for revision in (None, current, stale)
         ),
+        m.ParkAsked(now_ms=now, resident=True),
         *(kind(now_ms=now, index=index) for kind in (m.InstanceStartAsked, m.InstanceStopAsked) for index in (0, 1, 5)),
         *(m.DeleteAsked(now_ms=now, stop=stop, live=live) for stop in (False, True) for live in (False, True)),
         *(resolved(revision) for revision in (current, stale)),
@@ -261,7 +262,8 @@ def test_a_running_deployment_is_replaced_and_starts_again():
             (resolved(2), []),
             (m.InstanceUncertain(now_ms=NOW, index=1, reason="alive"), [m.ReportPending]),
             (m.InstancesSettled(now_ms=NOW), [m.PlanStart(deployment=ID, indices=(0, 1))]),
-            (m.ParkAsked(now_ms=NOW), [m.PlanPark(deployment=ID)]),
+            (m.ParkAsked(now_ms=NOW), [Refused(code="lifecycle_conflict", event="ParkAsked")]),
+            (m.ParkAsked(now_ms=NOW, resident=True), [m.PlanPark(deployment=ID)]),
         ],
         ends=Phase.ACTIVE,
     )
@@ -308,7 +310,7 @@ def test_a_checkpoint_that_cannot_be_used_refuses_starts_with_its_reason():
 def test_files_that_changed_refuse_starts_until_they_are_back():
     state = feed(active(PARKS), unusable(1, Gate.MISMATCH))
     assert state.phase is Phase.UNUSABLE
-    assert m.step(state, m.ParkAsked(now_ms=NOW))[1] == (m.PlanPark(deployment=ID),)
+    assert m.step(state, m.ParkAsked(now_ms=NOW, resident=True))[1] == (m.PlanPark(deployment=ID),)
     assert feed(state, resolved(1)).phase is Phase.ACTIVE
 
 

@@ -92,7 +92,7 @@ def parked() -> m.State:
         (drained(5_000), []),
         (admitted(5_100), [x.RaiseCharge(phase=Phase.PARKING), x.SendRelease]),
         (f.Sent(now_ms=Millis(5_200), token=FIRST), []),
-        (confirmed(8_000), [x.SettleDown, LeftReady, x.ParkEnded(code=None)]),
+        (confirmed(8_000), [x.SettleDown, LeftReady, x.ParkEnded(code=None, origin=Origin.OPERATOR)]),
     ]
     return play(m.RESIDENCY, m.State(run=READY), story, ends=ResidencyPhase.PARKED)
 

@@ -278,6 +278,88 @@ def test_a_cut_request_that_ends_only_with_its_engine_turns_a_park_into_a_stop()
     assert len(here.launches) == 1
 
 
+def parked_by(here: Shell, identity: DeploymentId) -> Any:
+    view = views.deployment(here.world, identity, Millis(here.now))
+    assert view is not None
+    return view["instances"][0]["sleeps"]
+
+
+def test_an_operator_who_parks_is_told_what_really_happened() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, residue_gib=0.5, residue_grows_gib=0.6))
+    for prepare, said in (
+        (lambda: None, "a is not running, so there is nothing to park. Try: capyctl preinitialize deployment a"),
+        (lambda: here.start(a), "a is starting, and only what is ready can be parked; try again when it is"),
+    ):
+        prepare()
+        here.run(100)
+        key = here.park(a)
+        here.run(100)
+        assert (here.reply(key).code, here.reply(key).message) == ("lifecycle_conflict", said)
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    one = here.park(a)
+    here.run(20_000, until=lambda: here.lane(a).parking)
+    other = here.park(a)  # while the release is in flight
+    here.run(100)
+    first, second = here.reply(one).receipt, here.reply(other).receipt
+    assert first is not None
+    assert second is not None
+    assert (second.joined, second.operation) == (True, first.operation)
+    here.run(20_000, until=lambda: here.lane(a).is_parked)
+    asked_at = here.now
+    assert parked_by(here, a) == {"since_ms": asked_at, "kind": "operator", "for": None, "switch_id": None}
+    again = here.park(a)  # it is parked: nothing is left to do
+    here.run(100)
+    assert here.world.book.operations[here.reply(again).receipt.operation].phase is operation.Phase.SUCCEEDED  # type: ignore[union-attr, index]
+    assert parked_by(here, a)["since_ms"] == asked_at
+    for _ in range(2):
+        here.ask("a")
+        here.run(60_000, until=lambda: here.lane(a).gate_open)
+        assert parked_by(here, a) is None
+        key = here.park(a)
+        here.run(60_000, until=lambda: not here.lane(a).gate_open and not here.lane(a).in_progress)
+    opened = views.operation(here.world, here.reply(key).receipt.operation)  # type: ignore[union-attr, arg-type]
+    assert opened is not None
+    assert opened["state"] == "succeeded"
+    assert [row["reason"] for row in opened["instances"]] == ["its parked copy outgrew the bound"]
+
+
+def test_a_park_in_which_the_engine_dies_has_failed() -> None:
+    here, (a,) = world(DEEP)
+    here.start(a)
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    key = here.park(a)
+    here.run(20_000, until=lambda: here.lane(a).parking)
+    (engine,) = here.engines("a")
+    here.exit(engine)
+    here.run(60_000)
+    opened = views.operation(here.world, here.reply(key).receipt.operation)  # type: ignore[union-attr, arg-type]
+    assert opened is not None
+    assert (opened["state"], opened["error_code"]) == ("failed", "operation_failed")
+    assert opened["reason"] == "its engine ended meanwhile: segmentation fault"
+
+
+def test_status_says_for_whom_a_model_was_parked() -> None:
+    here, (a, b) = two()
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.run(3_000)
+    key = here.start(b, evict=True)
+    here.run(60_000, until=lambda: here.lane(b).gate_open)
+    receipt = here.reply(key).receipt
+    assert receipt is not None
+    slept = parked_by(here, a)
+    assert (slept["kind"], slept["for"], slept["switch_id"]) == ("switch", "b", receipt.switch)
+    opened = views.operation(here.world, receipt.operation)  # type: ignore[arg-type]
+    assert opened is not None
+    assert opened["victims"] == [
+        {"instance": str(Lane(a, 0)), "name": "a/0", "way": "park", "released": "released: parked"}
+    ]
+    key = here.stop(a)  # a parked one keeps nothing
+    here.run(30_000, until=lambda: here.lane(a).phase is ActivationPhase.STOPPED)
+    assert here.world.book.ledger.holding(Lane(a, 0).owner) is None
+    assert not here.engines("a")
+
+
 # --- ahead of time ---------------------------------------------------------------------------------------------
 
 
