@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
+from retrace import Notebook
 
 from capyctl.fsm.table import Machine, Row, first_line
 
@@ -19,6 +20,9 @@ Fold = Callable[[Any, "Step"], Any]
 
 rows_must_fire = True
 """`mutants` lowers it: that a narrowed row never fires is no proof that anybody would have noticed."""
+
+notebook: Notebook | None = None
+"""`mutants` sets it: explorations are written down, and repeated as far as a changed table can differ."""
 
 
 @attrs.frozen
@@ -51,15 +55,23 @@ def explore(
         told apart by it, so that a claim about a whole life is checked on every life.
     Raises: AssertionError past `limit` states: the alphabet is too large, or a counter grows without bound.
     """
+
+    def take(node: tuple[Any, Any], event: Any) -> tuple[Step, tuple[Any, Any]]:
+        state, before = node
+        taken = machine.take(state, event)
+        step = Step(state, event, taken.state, taken.orders, taken.row, before)
+        return step, (taken.state, fold(before, step) if fold else before)
+
     todo = [(start, memory) for start in starts]
+    if notebook is not None:
+        yield from notebook.steps(take, todo, alphabet, limit)
+        return
     seen = set(todo)
     while todo:
-        state, before = todo.pop()
-        for event in alphabet(state):
-            taken = machine.take(state, event)
-            step = Step(state, event, taken.state, taken.orders, taken.row, before)
+        node = todo.pop()
+        for event in alphabet(node[0]):
+            step, found = take(node, event)
             yield step
-            found = (taken.state, fold(before, step) if fold else before)
             if found not in seen:
                 seen.add(found)
                 todo.append(found)

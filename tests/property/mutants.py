@@ -6,11 +6,15 @@ A guarded row is made to fit always, and its siblings of the same pairs never, s
 builds and exactly one row still fits. The mutant is killed when an invariant, a story or a model
 fails. That a sibling's row no longer fires does not count, nor does a table that does not build.
 The ledger lists its own mutants. Survivors are named, and make the exit status 1.
+
+Checks are asked cheapest first. Those that took no sibling of a widened row cannot tell the mutant from the table
+and are not asked; explorations show only what can have changed (`retrace`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -44,6 +48,7 @@ settings.register_profile(
 settings.load_profile("mutants")
 
 import explore  # noqa: E402
+from retrace import GIVEN_UP, Notebook, Rows, Where, siblings  # noqa: E402
 
 from capyctl.errors import InvariantBroken  # noqa: E402
 from capyctl.fsm.table import Machine, Row, first_line  # noqa: E402
@@ -74,8 +79,8 @@ TESTS = {
 EQUIVALENT: dict[str, str] = {}
 """Mutants that change nothing anybody could see, by label, each with the reason."""
 
-NO_KILL = ("never fired", "rows fit (")
-"""Failures that say nothing about meaning: a row that is not reached, a table that is not exclusive."""
+NO_KILL = ("never fired", "rows fit (", GIVEN_UP)
+"""What says nothing about meaning: a row that is not reached, a table that is not exclusive, a walk cut short."""
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -88,21 +93,29 @@ class Check:
     name: str
     kind: str  # story, model
     run: Callable[[], Any]
-    seconds: float = 0.0
+    seconds: float = 0.0  # how long it took when it last said nothing
+    notebook: Notebook = attrs.field(factory=lambda: Notebook(Rows()))
 
 
 def checks_of(patterns: tuple[str, ...]) -> list[Check]:
-    """Every check of the test modules that match, in no order."""
+    """Every check of the test modules that match, in no order, learned."""
+    stems = sorted({path.stem for pattern in patterns for path in HERE.glob(pattern)})
+    return [check for stem in stems for check in checks_in(stem)]
+
+
+@functools.cache
+def checks_in(stem: str) -> tuple[Check, ...]:
+    """The checks of one test module: its models, and its tests once for each of their parameter sets."""
     found: list[Check] = []
-    for path in sorted({path for pattern in patterns for path in HERE.glob(pattern)}):
-        module = importlib.import_module(path.stem)
-        for name, thing in vars(module).items():
-            if inspect.isclass(thing) and issubclass(thing, RuleBasedStateMachine) and thing.__module__ == path.stem:
-                found.append(Check(f"{path.stem}.{name}", "model", model(thing)))
-            elif inspect.isfunction(thing) and name.startswith("test_") and thing.__module__ == path.stem:
-                kind = "model" if hasattr(thing, "hypothesis") else "story"
-                found += [Check(f"{path.stem}.{name}", kind, run) for run in calls(thing)]
-    return found
+    for name, thing in vars(importlib.import_module(stem)).items():
+        if inspect.isclass(thing) and issubclass(thing, RuleBasedStateMachine) and thing.__module__ == stem:
+            found.append(Check(f"{stem}.{name}", "model", model(thing)))
+        elif inspect.isfunction(thing) and name.startswith("test_") and thing.__module__ == stem:
+            kind = "model" if hasattr(thing, "hypothesis") else "story"
+            found += [Check(f"{stem}.{name}", kind, run) for run in calls(thing)]
+    for check in found:
+        learn(check)
+    return tuple(found)
 
 
 def model(machine: type[RuleBasedStateMachine]) -> Callable[[], None]:
@@ -160,6 +173,7 @@ class Mutant:
 
     label: str
     apply: Callable[[], contextlib.AbstractContextManager[None]]
+    suspects: frozenset[Where] | None = None  # rows without which a check cannot tell it from the table
 
 
 def always(state: Any, event: Any) -> bool:
@@ -215,7 +229,7 @@ def mutants_of(name: str, machine: Machine[Any]) -> list[Mutant]:
     def mutant(row: Row) -> Mutant:
         phases = "|".join(phase.name for phase in machine.phases if phase in row.when)
         label = f"{name}: {phases} {row.on.__name__} [{first_line(row.given)}]"
-        return Mutant(label, lambda: in_place(machine, widened(machine, row)))
+        return Mutant(label, lambda: in_place(machine, widened(machine, row)), siblings(machine, row))
 
     return [mutant(row) for row in machine.rows if row.given is not None]
 
@@ -229,39 +243,89 @@ def mutants_of_ledger() -> list[Mutant]:
 # --- the run --------------------------------------------------------------------------------------
 
 
+def learn(check: Check) -> None:
+    """Run a check while nothing is changed: it must pass; what it looks at and how long it takes is noted.
+
+    Raises: SystemExit if it fails.
+    """
+    notebook, began = check.notebook, time.process_time()
+    with watched(notebook), notebook.writing():
+        wrong = failure(check)
+    if wrong is not None:
+        raise SystemExit(f"{check.name} fails without any mutant: {wrong}")
+    check.seconds = time.process_time() - began
+    if notebook.walks:
+        wrong, seconds = timed(check, frozenset())
+        if wrong is None:
+            check.seconds = seconds
+        else:
+            notebook.walks.clear()  # its claim is about the whole walk: it sees all of it under each mutant
+
+
+@contextlib.contextmanager
+def watched(notebook: Notebook) -> Iterator[None]:
+    """Let explorations be written down in, or repeated from, this notebook."""
+    explore.notebook = notebook
+    try:
+        yield
+    finally:
+        explore.notebook = None
+
+
+def timed(
+    check: Check, suspects: frozenset[Where] | None, *, patient: bool = False
+) -> tuple[BaseException | None, float]:
+    """What a check raised where only what took these rows can have changed, or anything, and how long it took."""
+    began = time.process_time()
+    if suspects is None:
+        wrong = failure(check)
+    else:
+        with watched(check.notebook), check.notebook.repeating(suspects, patient=patient):
+            wrong = failure(check)
+    return wrong, time.process_time() - began
+
+
+def killed_by(
+    mutant: Mutant, checks: list[Check], *, every_killer: bool, patient: bool = False
+) -> list[tuple[Check, BaseException]]:
+    """The checks that notice a mutant, cheapest first, with what they raised: the first of them, or all."""
+    found: list[tuple[Check, BaseException]] = []
+    for check in sorted(checks, key=lambda one: one.seconds):
+        wrong, seconds = timed(check, mutant.suspects, patient=patient)
+        if wrong is None:
+            check.seconds = seconds
+            continue
+        found.append((check, wrong))
+        if not every_killer:
+            break
+    return found
+
+
 def hunt(name: str, everything: list[Mutant], *, every_killer: bool) -> tuple[Counter[str], list[str]]:
     """Try every mutant of one machine: what killed how many, and the labels of the survivors."""
     checks = checks_of(TESTS.get(name, (f"test_{name}*.py",)))
     if not checks:
         return Counter(), [f"{mutant.label}: there are no tests" for mutant in everything]
-    for check in checks:
-        began = time.monotonic()
-        wrong = failure(check)
-        check.seconds = time.monotonic() - began
-        if wrong is not None:
-            raise SystemExit(f"{check.name} fails without any mutant: {wrong}")
-    checks.sort(key=lambda check: check.seconds)
     kills: Counter[str] = Counter()
     survivors: list[str] = []
     killers: Counter[str] = Counter()
     for mutant in everything:
+        asked = [one for one in checks if mutant.suspects is None or one.notebook.concerns(mutant.suspects)]
         with mutant.apply():
-            killed = False
-            for check in checks:
-                wrong = failure(check)
-                if wrong is None:
-                    continue
-                if not killed:
-                    kills["invariant" if isinstance(wrong, InvariantBroken) else check.kind] += 1
-                killed = True
-                killers[check.name] += 1
-                if not every_killer:
-                    break
+            found = killed_by(mutant, asked, every_killer=every_killer)
+            if not found:  # a walk may have been cut short
+                walks = [one for one in asked if one.notebook.walks]
+                found = killed_by(mutant, walks, every_killer=every_killer, patient=True)
+        killed = bool(found)
+        if killed:
+            check, wrong = found[0]
+            kills["invariant" if isinstance(wrong, InvariantBroken) else check.kind] += 1
+            killers.update(one.name for one, _ in found)
         if killed == (mutant.label in EQUIVALENT):
             survivors.append(f"{mutant.label}{' (listed as equivalent, but killed)' if killed else ''}")
     if every_killer:
-        for check, count in killers.most_common():
-            print(f"    {count:4d}  {check}")
+        for name_of_check, count in killers.most_common():
+            print(f"    {count:4d}  {name_of_check}")
     return kills, survivors
 
 

@@ -455,6 +455,24 @@ def without_room_the_insistent_stop_it(told: Told) -> bool:
     return told.after.phase is R.READY and told.ordered(x.ParkEnded)[0].code == "parked_capacity"
 
 
+def without_room_a_wake_waits_or_sleeps_on(told: Told) -> bool:
+    """4.4, 15: no room yet is waited for, with its figures; a verdict that stands leaves the copy, and is told."""
+    before, event, after = told.before, told.event, told.after
+    if not isinstance(event, f.WakeNotAdmitted) or not isinstance(before, residency.State):
+        return True
+    if before.phase is not R.WAKE_PLANNED:
+        return told.nothing
+    assert isinstance(after, residency.State)
+    if not event.final:
+        figures = after.waits_for is not None and (after.waits_for.code, after.waits_for.reason) == (
+            event.code,
+            event.reason,
+        )
+        return after.phase is R.WAKE_PLANNED and figures and not told.orders and after.run == before.run
+    ended = [(order.code, order.reason) for order in told.ordered(x.StartEnded)]
+    return after.phase is R.PARKED and after.run.wait_ends_at_ms is None and ended == [(event.code, event.reason)]
+
+
 def switches_give_back_what_they_took(told: Told) -> bool:
     """48: what leaves for a switch alone serves again when the switch ends, and nothing else does."""
     before, event = told.before, told.event
@@ -714,6 +732,7 @@ PROMISES = (
     a_refused_park_changes_nothing,
     room_is_given_to_who_wants_it,
     without_room_the_insistent_stop_it,
+    without_room_a_wake_waits_or_sleeps_on,
     switches_give_back_what_they_took,
     drains_end,
     wakes_end_as_they_are_proven,

@@ -105,6 +105,8 @@ def test_whatever_speaks_against_it_closes_it_in_the_same_step():
         if isinstance(step.event, m.Doubted) and step.state.generation is not None:
             assert step.after.reasons == step.state.reasons | {Closure.UNPROVEN}
             assert step.after.doubted_at_ms == step.event.now_ms
+        elif isinstance(step.event, m.Doubted):
+            assert step.after == step.state, "there is no run to doubt, and none to look at"
         if new_session:
             assert step.after.generation is None or Closure.UNPROVEN in step.after.reasons
             assert step.after.session == step.event.session
