@@ -21,7 +21,7 @@ from capyctl.engines.parking import provisional
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Activation, Device, HostId, Millis
-from capyctl.server.hosts import local_model
+from capyctl.server.measuring import local_model
 from capyctl.units import Duration
 
 

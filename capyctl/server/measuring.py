@@ -1,0 +1,171 @@
+"""What a revision is on the hosts that may run it: digested, sized, and looked at again before a start.
+
+Every allowed host digests its own copy and gets a plan of its own; one digest and one tier are the deployment's.
+Source: memory 5, 6, 9; api 7.6-7.9.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+import attrs
+
+from capyctl.checkpoints import residency
+from capyctl.checkpoints.sizing import derive_plan
+from capyctl.clock import Clock
+from capyctl.control import events, orders
+from capyctl.control.book import Book
+from capyctl.control.spec import Spec
+from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.model_source import Local
+from capyctl.errors import CapyError, Refusal
+from capyctl.fsm.types import DeploymentId, HostId, Residency
+from capyctl.ledger.types import HostPolicy, Plan
+from capyctl.session import messages as m
+
+
+@attrs.frozen(kw_only=True)
+class Measuring:
+    """Asks hosts about the files of a revision. `book` is read, never written; `call` raises as `hosts.Link.call`."""
+
+    book: Book
+    clock: Clock
+    call: Callable[[HostId, m.Command], Awaitable[m.Result]]
+
+    async def measure(self, order: orders.Measure) -> events.Event:
+        """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
+        try:
+            spec = spec_of(self.book, order.deployment, order.revision)
+            document = deployment_of(spec)
+            found, tiers, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
+            for host in spec.hosts:
+                try:
+                    checkpoint = await self._digest(host, spec, document, order)
+                    if found is not None and checkpoint.digest != found.digest:
+                        raise Refusal("checkpoint_mismatch", f"host {host} holds other files under the same name")
+                    tiers[host] = checkpoint, self._residency(host, checkpoint, spec, document)
+                    found = found or checkpoint
+                except CapyError as wrong:
+                    refused = Refusal(wrong.code, wrong.message)
+            plans, tier = {}, residency.one_for_all(tier for _, tier in tiers.values())
+            for host, (checkpoint, _) in tiers.items():
+                try:
+                    plans[host] = self._plan(host, checkpoint, spec, document, tier)
+                except CapyError as wrong:
+                    refused = Refusal(wrong.code, wrong.message)
+            if found is None or not plans:
+                raise refused
+        except CapyError as wrong:
+            return events.RevisionUnusable(
+                deployment=order.deployment,
+                revision=order.revision,
+                code=wrong.code,
+                reason=wrong.message,
+                now_ms=self.clock(),
+            )
+        return events.RevisionResolved(
+            deployment=order.deployment,
+            revision=order.revision,
+            digest=found.digest,
+            weight_bytes=found.weight_bytes,
+            plans=plans,
+            residency=tier,
+            now_ms=self.clock(),
+        )
+
+    async def _digest(self, host: HostId, spec: Spec, document: Deployment, order: orders.Measure) -> m.Checkpoint:
+        command = m.DigestCheckpoint(
+            command_id=f"digest:{order.deployment}#{order.revision}@{self.clock()}",
+            model=local_model(document),
+            document=json.loads(spec.document),
+        )
+        match await self.call(host, command):
+            case m.Checkpoint() as checkpoint:
+                return checkpoint
+            case m.Refused() as refused:
+                raise Refusal(refused.code, refused.message)
+            case other:
+                raise Refusal("internal", f"host {host} answered DigestCheckpoint with {type(other).__name__}")
+
+    def _policy(self, host: HostId) -> HostPolicy:
+        row = self.book.hosts.get(host)
+        if row is None:
+            raise Refusal("host_ineligible", f"host {host} has not said what it may hold")
+        return row.policy
+
+    def _residency(self, host: HostId, checkpoint: m.Checkpoint, spec: Spec, document: Deployment) -> Residency:
+        return residency.settle(
+            checkpoint.facts,
+            document,
+            self._policy(host),
+            family=spec.traits.family,
+            provisional=spec.residency,
+        )
+
+    def _plan(self, host: HostId, checkpoint: m.Checkpoint, spec: Spec, document: Deployment, tier: Residency) -> Plan:
+        return derive_plan(
+            checkpoint.facts,
+            document,
+            self._policy(host),
+            family=spec.traits.family,
+            residency=tier,
+            request_deadline_ms=self.book.settings.request_deadline_ms,
+        )
+
+    async def verify(self, order: orders.VerifyStart) -> events.Event:
+        """Ask a host whether a start could begin there."""
+        code: str | None = None
+        reason, looked = "", True
+        try:
+            spec = spec_of(self.book, order.deployment, order.revision)
+            command = m.VerifyStart(
+                command_id=f"verify:{order.deployment}#{order.revision}@{self.clock()}",
+                profile=spec.profile,
+                profile_fingerprint=None,
+                model=local_model(deployment_of(spec)),
+                digest=order.digest,
+            )
+            match await self.call(order.host, command):
+                case m.Done():
+                    pass
+                case m.Refused() as refused:
+                    code, reason = refused.code, refused.message
+                case other:
+                    looked, reason = False, f"the host answered VerifyStart with {type(other).__name__}"
+        except CapyError as wrong:
+            looked, reason = False, wrong.message
+        return events.StartVerified(
+            deployment=order.deployment,
+            revision=order.revision,
+            digest=order.digest,
+            host=order.host,
+            code=code,
+            reason=reason,
+            looked=looked,
+            now_ms=self.clock(),
+        )
+
+
+def spec_of(book: Book, deployment: DeploymentId, revision: int) -> Spec:
+    row = book.deployments.get(deployment)
+    if row is None or row.state.revision != revision:
+        raise Refusal("revision_conflict", "the deployment was changed before this was sent")
+    return row.spec
+
+
+def deployment_of(spec: Spec) -> Deployment:
+    """The completed document of an accepted revision."""
+    data: Mapping[str, object] = json.loads(spec.document)
+    return parse_deployment(data, spec.name)
+
+
+def local_model(document: Deployment) -> str:
+    """The directory of a deployment's model. Raises: Refusal `unsupported` for a source that must be fetched."""
+    source = document.model.source
+    if not isinstance(source, Local):
+        raise Refusal(
+            "unsupported",
+            f"{document.name}: model: this release takes models from directories; download it and name the directory",
+        )
+    return source.path
