@@ -15,7 +15,8 @@ LIMIT = 24 * GIB
 
 
 def test_fifty_requests_that_alternate_among_three_models_are_all_answered(tmp_path: Path) -> None:
-    with park_machine(tmp_path, PORTS, {"vllm": {}, "sglang": {}}) as here:
+    hasty = ("host.resource_policy.queue.admission_window=1ms",)  # that window is waited out on purpose
+    with park_machine(tmp_path, PORTS, {"vllm": {}, "sglang": {}}, hasty) as here:
         for name, (family, weights, ready) in MODELS.items():
             here.put(name, family, weights * GIB, ready * GIB)
         order = list(itertools.islice(itertools.cycle(MODELS), 50))
