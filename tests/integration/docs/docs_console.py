@@ -4,6 +4,7 @@ A ```console block holds commands after `$ ` (continued after a closing backslas
 `…` in a line stands for anything, and a line that is only `…` for any lines. What differs from machine to
 machine (identities, sizes, times, ports, the home, the host's name) is masked on both sides. A ```yaml
 block whose first line is `# name.yaml` is a file that the reader saves; a ```python block is run as it is.
+A comment `<!-- simulated coder: {…} -->` turns knobs of the simulated engine that serves `coder`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ DOCS_HOME: Final = "/home/ada"
 DOCS_HOST: Final = "box"
 MARK: Final = "@@done"
 
-_FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(r"^```(?P<of>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_ASIDE: Final = re.compile(r"^<!-- (?P<of>simulated) (?P<text>.*) -->$", re.MULTILINE)
 _ERROR: Final = re.compile(r"^error \[([a-z_]+)(?::[^\]]*)?\]: ", re.MULTILINE)
 _JSON: Final = re.compile(r'^(data: |: x-capyctl-\w+ |)\{"')
 _MASKS: Final = (
@@ -70,11 +72,21 @@ class Command:
     shown: str
 
 
-def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page that name a language."""
+def blocks(page: Path, under: str | None = None) -> list[Block]:
+    """The fenced blocks of a page that name a language, and comments to simulated engines, in their order.
+
+    Args:
+      under: only those below that second-level heading.
+    """
     text = page.read_text("utf-8")
+    first, last = 0, len(text)
+    if under is not None:
+        first = text.index(f"\n## {under}\n")
+        last = text.find("\n## ", first + 1) % (len(text) + 1)
+    found = [*_FENCE.finditer(text, first, last), *_ASIDE.finditer(text, first, last)]
     return [
-        Block(page.name, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in _FENCE.finditer(text)
+        Block(page.name, text.count("\n", 0, one.start()) + 1, one["of"], one["text"])
+        for one in sorted(found, key=lambda one: one.start())
     ]
 
 
@@ -135,11 +147,8 @@ class Home:
 
     def __attrs_post_init__(self) -> None:
         (self.path / "venvs").mkdir(parents=True)
-        (self.path / "venvs/llamacpp").symlink_to(sys.prefix)
-        folder = self.path / "models/smollm2"
-        folder.mkdir(parents=True)
-        weights = model(lambda text: None)
-        os.link(weights, folder / weights.name)
+        (self.path / "models").mkdir()
+        self.furnish()
         (self.path / "bin").mkdir()
         program = self.path / "bin/capyctl"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m capyctl "$@"\n')
@@ -153,6 +162,14 @@ class Home:
             cwd=self.path,
             env=self.environ(),
         )
+
+    def furnish(self) -> None:
+        """Put engines and models into the home."""
+        (self.path / "venvs/llamacpp").symlink_to(sys.prefix)
+        folder = self.path / "models/smollm2"
+        folder.mkdir()
+        weights = model(lambda text: None)
+        os.link(weights, folder / weights.name)
 
     def environ(self) -> dict[str, str]:
         """Nothing of the caller's settings."""
@@ -217,6 +234,7 @@ class Home:
                     "CAPYCTL_INFERENCE_ADDR": self.ports.get("0.0.0.0:8443", "127.0.0.1:0"),
                     "CAPYCTL_MANAGEMENT_ADDR": self.ports.get("127.0.0.1:7443", "127.0.0.1:0"),
                     "CAPYCTL_ENGINE_PORTS": f"{first}-{last}",
+                    "CAPYCTL_SET__HOST__RESOURCE_POLICY__QUEUE__ADMISSION_WINDOW": "300ms",  # readers have 2 s
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,

