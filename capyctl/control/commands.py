@@ -20,7 +20,7 @@ from capyctl.control import (
 )
 from capyctl.control import events as e
 from capyctl.control.book import Book
-from capyctl.control.orders import Measure, Receipt, Reply
+from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
 from capyctl.control.spec import Spec
 from capyctl.fsm import deployment, facts, instance, operation
@@ -97,6 +97,8 @@ def _decide(book: Book, event: e.Event) -> Receipt:
             return _revise(book, event)
         case e.StartAsked(park=True):
             return _preinitialize(book, event)
+        case e.PreinitializeAsked():
+            return _preinitialize_all(book, event)
         case e.StartAsked():
             return _start(book, event)
         case e.StopAsked():
@@ -242,31 +244,63 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
 
 def _preinitialize(book: Book, event: e.StartAsked) -> Receipt:
     """Accept it; `preinit` takes the steps."""
-    row = _known(book, event.deployment)
-    identity = row.state.deployment
+    member = e.Member(
+        deployment=event.deployment, operation=event.command.operation, expected_revision=event.expected_revision
+    )
+    made = _prepare(book, member, _may_be_prepared(book, member, event.now_ms), event.deadline_ms)
+    gate = book.deployments[made.deployment].state.gate
+    return Receipt(
+        operation=made.operation,
+        deployment=made.deployment,
+        revision=made.revision,
+        joined=made.joined,
+        checkpoint_pending=not made.joined and gate is deployment.Gate.PENDING,
+    )
+
+
+def _preinitialize_all(book: Book, event: e.PreinitializeAsked) -> Receipt:
+    """Accept all of them, or none; each waits until the one before it is done, well or not."""
+    names = [member.deployment for member in event.members]
+    if not names or len(set(names)) < len(names):
+        raise _Turned("invalid_request", "members: expected one deployment or more, each named once")
+    accepted = [_may_be_prepared(book, member, event.now_ms) for member in event.members]
+    made: list[MemberReceipt] = []
+    for member, after in zip(event.members, accepted, strict=True):
+        before = made[-1].operation if made else None
+        made.append(_prepare(book, member, after, event.deadline_ms, before))
+    return Receipt(operation=made[0].operation, deployment=None, revision=None, members=tuple(made))
+
+
+def _may_be_prepared(book: Book, member: e.Member, now_ms: Millis) -> deployment.State:
+    """The deployment as it is once it is accepted. Raises: _Turned."""
+    row = _known(book, member.deployment)
     if not row.spec.residency.parks:
-        raise _Turned("unsupported_capability", WORDS["unsupported_capability"].format(name=row.spec.name))
+        name = row.spec.name
+        words = f"{name} cannot be parked: its residency is restart_only. Try: capyctl start deployment {name}"
+        raise _Turned("unsupported_capability", words)
     after, effects = deployment.step(
-        row.state, deployment.StartAsked(now_ms=event.now_ms, expected_revision=event.expected_revision)
+        row.state, deployment.StartAsked(now_ms=now_ms, expected_revision=member.expected_revision)
     )
     _refuse(effects, row)
-    if _still_stopping(book, identity):
+    if _still_stopping(book, member.deployment):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
-    book.put_deployment(attrs.evolve(row, state=after))
+    return after
+
+
+def _prepare(
+    book: Book, member: e.Member, after: deployment.State, deadline_ms: Millis | None, before: OperationId | None = None
+) -> MemberReceipt:
+    identity = member.deployment
+    book.put_deployment(attrs.evolve(book.deployments[identity], state=after))
     for lane, _ in list(book.of(identity)):  # also those whose turn comes later: a request may want them before
-        lanes.tell(book, lane, facts.Reopened(now_ms=event.now_ms))
+        lanes.tell(book, lane, facts.Reopened(now_ms=book.now_ms))
     opened = next(operations.open_for(book, identity, operations.PREINIT), None)
     if opened is not None:
-        operations.tell(book, opened.operation, operation.Joined(now_ms=event.now_ms))
-        return Receipt(operation=opened.operation, deployment=identity, revision=after.revision, joined=True)
+        operations.tell(book, opened.operation, operation.Joined(now_ms=book.now_ms))
+        return MemberReceipt(operation=opened.operation, deployment=identity, revision=after.revision, joined=True)
     indices = tuple(lane.index for lane, one in book.of(identity) if not one.is_parked)
-    _open(book, event.command.operation, identity, Kind.PREINITIALIZE, indices, event.deadline_ms, event.now_ms)
-    return Receipt(
-        operation=event.command.operation,
-        deployment=identity,
-        revision=after.revision,
-        checkpoint_pending=after.gate is deployment.Gate.PENDING,
-    )
+    _open(book, member.operation, identity, Kind.PREINITIALIZE, indices, deadline_ms, book.now_ms, before)
+    return MemberReceipt(operation=member.operation, deployment=identity, revision=after.revision)
 
 
 def _still_stopping(book: Book, identity: DeploymentId) -> bool:
@@ -587,10 +621,11 @@ def _open(
     indices: tuple[int, ...],
     deadline_ms: Millis | None,
     now_ms: Millis,
+    after: OperationId | None = None,
 ) -> None:
     """Open an operation. What must exclude it was asked before: here it is accepted, or done at once."""
     book.operations[identity] = operation.State(
-        operation=identity, deployment=target, kind=kind, origin=Origin.OPERATOR
+        operation=identity, deployment=target, kind=kind, origin=Origin.OPERATOR, after=after
     )
     operations.tell(book, identity, operation.Submitted(now_ms=now_ms, indices=indices, deadline_ms=deadline_ms))
     operations.prune(book)

@@ -80,6 +80,24 @@ class StartAsked(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Member:
+    """One deployment to be prepared; `operation` is a fresh ULID, used if it opens one."""
+
+    deployment: DeploymentId
+    operation: OperationId
+    expected_revision: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PreinitializeAsked(Event):
+    """Prepare these deployments, one after the other: all are accepted, or none."""
+
+    command: Command
+    members: tuple[Member, ...]
+    deadline_ms: Millis | None = None
+
+
+@attrs.frozen(kw_only=True)
 class StopAsked(Event):
     command: Command
     deployment: DeploymentId
@@ -438,7 +456,7 @@ class ControllerStarted(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    DeployAsked, StartAsked, StopAsked, ParkAsked, DeleteAsked, DrainAsked,
+    DeployAsked, StartAsked, PreinitializeAsked, StopAsked, ParkAsked, DeleteAsked, DrainAsked,
     RevisionResolved, RevisionUnusable, StartVerified,
     HostOnline, HostOffline, Observed,
     Spawned, LaunchReady, LaunchFailed, OrderLost, IdleGateEnded, Terminated, TerminateUnproven, Probed,

@@ -121,12 +121,15 @@ def _parked(book: Book, lane: Lane, ended: fx.ParkEnded) -> None:
 
 def _stopped_instead(book: Book, lane: Lane, stop: Stop) -> None:
     """Whoever wanted it parked has its memory; that it is stopped, and why, is part of the outcome."""
+    error = book.instances[lane].run.last_error
+    why = f": {error.reason}" if error is not None else ""
     if stop.kind is StopKind.EXIT:
-        error = book.instances[lane].run.last_error
-        words = f": {error.reason}" if error is not None else ""
-        operations.failed(book, lane, operations.PARK, "operation_failed", f"its engine ended meanwhile{words}")
-    else:
-        operations.met_otherwise(book, lane, operations.PARK, STOPPED_SINCE.get(stop.kind, "it was stopped meanwhile"))
+        operations.failed(book, lane, operations.PARK, "operation_failed", f"its engine ended meanwhile{why}")
+        return
+    words = STOPPED_SINCE.get(stop.kind, "it was stopped meanwhile")
+    if stop.kind is StopKind.FAILED_PARK:
+        words += why
+    operations.met_otherwise(book, lane, operations.PARK, words)
 
 
 def forget_wish(book: Book, lane: Lane) -> None:

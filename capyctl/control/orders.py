@@ -222,6 +222,16 @@ class Settled(RouterOrder):
 
 
 @attrs.frozen(kw_only=True)
+class MemberReceipt:
+    """What was accepted for one deployment of a command about several."""
+
+    operation: OperationId
+    deployment: DeploymentId
+    revision: int
+    joined: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class Receipt:
     """What a command was answered, kept for replay."""
 
@@ -232,6 +242,7 @@ class Receipt:
     switch: str | None = None
     victims: tuple[str, ...] = ()
     checkpoint_pending: bool = False
+    members: tuple[MemberReceipt, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -21,8 +21,14 @@ def advance(book: Book) -> None:
     for opened in list(book.open_operations.values()):
         for identity in tuple(opened):
             state = book.operations[identity]
-            if state.kind is operation.Kind.PREINITIALIZE:
+            if state.kind is operation.Kind.PREINITIALIZE and not _waits_for_its_turn(book, state):
                 _advance(book, state)
+
+
+def _waits_for_its_turn(book: Book, state: operation.State) -> bool:
+    """Of several deployments that one command prepares, the one before is not done yet."""
+    before = None if state.after is None else book.operations.get(state.after)
+    return before is not None and before.phase in operations.OPEN
 
 
 def _advance(book: Book, state: operation.State) -> None:

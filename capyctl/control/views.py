@@ -349,6 +349,7 @@ def _operation(state: Operation) -> Json:
         "reason": reason,
         "waiting_code": state.waiting_code,
         "switch_id": state.switch,
+        "after": state.after,
         "joined": state.joined,
         "instances": [
             {"index": target.index, "result": target.result.value, "code": target.code, "reason": target.reason or None}

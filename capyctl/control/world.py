@@ -41,7 +41,7 @@ from capyctl.fsm import deployment, facts, operation, request, switch
 from capyctl.fsm.types import Lane, Millis, OperationId, RequestId, SwitchId
 from capyctl.ledger.charges import Holding, Ledger
 
-COMMANDS = (e.DeployAsked, e.StartAsked, e.StopAsked, e.ParkAsked, e.DeleteAsked, e.DrainAsked)
+COMMANDS = (e.DeployAsked, e.StartAsked, e.PreinitializeAsked, e.StopAsked, e.ParkAsked, e.DeleteAsked, e.DrainAsked)
 
 UNMEASURABLE = frozenset(
     {"invalid_root", "unsafe_file", "too_large", "unauthorized", "not_materializable", "not_found"}

@@ -72,7 +72,10 @@ class Target:
 
 @attrs.frozen(kw_only=True)
 class State:
-    """`waiting_code` says why the last unplaced target waits, and names the expiry. `joined` counts who joined."""
+    """`waiting_code` says why the last unplaced target waits, and names the expiry. `joined` counts who joined.
+
+    `after`: the operation that has its turn before this one.
+    """
 
     phase: Phase = Phase.PROPOSED
     operation: OperationId
@@ -84,6 +87,7 @@ class State:
     targets: tuple[Target, ...] = ()
     joined: int = 0
     switch: SwitchId | None = None
+    after: OperationId | None = None
     waiting_code: str | None = None
     waiting_reason: str = ""
     superseded_by: OperationId | None = None

@@ -47,6 +47,7 @@ Asked = TypeVar("Asked", orders.ReadLoad, orders.ReadMemory)
 CommandEvent = (
     events.DeployAsked
     | events.StartAsked
+    | events.PreinitializeAsked
     | events.StopAsked
     | events.ParkAsked
     | events.DeleteAsked
@@ -293,6 +294,7 @@ class Driver:
             case (
                 events.DeployAsked()
                 | events.StartAsked()
+                | events.PreinitializeAsked()
                 | events.StopAsked()
                 | events.ParkAsked()
                 | events.DeleteAsked()

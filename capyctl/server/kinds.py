@@ -15,6 +15,7 @@ from capyctl.session.codec import PROOFS, Codec
 EVENTS: Final[Mapping[type[events.Event], str]] = {
     events.DeployAsked: "deploy_asked",
     events.StartAsked: "start_asked",
+    events.PreinitializeAsked: "preinitialize_asked",
     events.StopAsked: "stop_asked",
     events.ParkAsked: "park_asked",
     events.DeleteAsked: "delete_asked",

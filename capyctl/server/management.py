@@ -77,6 +77,16 @@ def receipt_body(receipt: orders.Receipt) -> dict[str, Any]:
     if receipt.switch is not None:
         body["switch_id"] = receipt.switch
         body["victims"] = list(receipt.victims)
+    if receipt.members:
+        body["members"] = [
+            {
+                "deployment_id": one.deployment,
+                "operation_id": one.operation,
+                "revision": str(one.revision),
+                "joined": one.joined,
+            }
+            for one in receipt.members
+        ]
     if receipt.checkpoint_pending:
         body["checkpoint_pending"] = True
     return body
@@ -177,6 +187,7 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
 
 # --- changing --------------------------------------------------------------------------------------
 
+MEMBERS_MAX: Final = 256
 NOT_BUILT: Final = ("suspend", "resume")
 
 
@@ -237,6 +248,21 @@ def _commands(app: QuartTrio, services: Services, door: Door) -> None:
             return answer(receipt_body(known), 202)
         return await submit(_action(DeploymentId(identity), command, body, services.clock()))
 
+    async def preinitialize() -> Response:
+        query()
+        body = await body_of(("members", "deadline_ms"))
+        command = command_of("/preinitializations", body)
+        if (known := services.recall(command)) is not None:
+            return answer(receipt_body(known), 202)
+        return await submit(
+            events.PreinitializeAsked(
+                command=command,
+                members=_members(body["members"]),
+                deadline_ms=_ahead(body, services.clock()),
+                now_ms=services.clock(),
+            )
+        )
+
     async def drain_standalone() -> Response:
         query()
         body = await body_of((), ("deadline_ms",))
@@ -268,6 +294,7 @@ def _commands(app: QuartTrio, services: Services, door: Door) -> None:
     rule("/deployments", create_deployment, "POST")
     rule("/deployments/<identity>", revise_deployment, "PUT")
     rule("/deployments/<identity>/actions", act_on_deployment, "POST")
+    rule("/preinitializations", preinitialize, "POST")
     rule("/drain", drain_standalone, "POST")
     rule("/hosts/<identity>/drain", drain_host, "POST")
     rule("/hosts/<identity>/undrain", undrain_host, "POST")
@@ -280,6 +307,37 @@ def _config(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def _ahead(body: Mapping[str, Any], now_ms: Millis) -> Millis | None:
+    """The deadline of a body. Raises: Failure when it has passed."""
+    deadline = positive(body, "deadline_ms")
+    if deadline is not None and deadline <= now_ms:
+        raise Failure("deadline_exceeded", "deadline_ms: has passed")
+    return None if deadline is None else Millis(deadline)
+
+
+def _members(given: object) -> tuple[events.Member, ...]:
+    """The deployments of a preinitialization. Raises: Refusal naming the member and what is wrong with it."""
+    if type(given) is not list or not 0 < len(given) <= MEMBERS_MAX:
+        raise Refusal("invalid_request", f"members: expected a list of 1 to {MEMBERS_MAX} deployments")
+    members = []
+    for place, one in enumerate(given):
+        where = f"members[{place}]"
+        if type(one) is not dict or not set(one) <= {"deployment_id", "expected_revision", "final_state"}:
+            raise Refusal("invalid_request", f"{where}: expected deployment_id, expected_revision and final_state")
+        if type(one.get("deployment_id")) is not str:
+            raise Refusal("invalid_request", f"{where}.deployment_id: is required")
+        if one.get("final_state", "parked") != "parked":
+            raise Refusal("invalid_request", f"{where}.final_state: expected parked; the action start leaves it ready")
+        members.append(
+            events.Member(
+                deployment=DeploymentId(identity_of(one["deployment_id"])),
+                expected_revision=positive(one, "expected_revision"),
+                operation=OperationId(ulid.fresh()),
+            )
+        )
+    return tuple(members)
+
+
 def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, Any], now_ms: Millis) -> CommandEvent:
     """The event of one action. Raises: Refusal for fields that are not this action's, and a deadline in the past."""
     action = body["action"]
@@ -287,9 +345,7 @@ def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, 
     for name in ("evict", "initialize_timeout_ms", "stop"):
         if name in body and name not in extra.get(str(action), ()):
             raise Refusal("invalid_request", f"{name}: is no field of this action")
-    revision, deadline = positive(body, "expected_revision"), positive(body, "deadline_ms")
-    if deadline is not None and deadline <= now_ms:
-        raise Failure("deadline_exceeded", "deadline_ms: has passed")
+    revision, deadline = positive(body, "expected_revision"), _ahead(body, now_ms)
     match action:
         case "start":
             limit = positive(body, "initialize_timeout_ms")
@@ -298,7 +354,7 @@ def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, 
                 deployment=identity,
                 expected_revision=revision,
                 evict=flag(body, "evict"),
-                deadline_ms=None if deadline is None else Millis(deadline),
+                deadline_ms=deadline,
                 initialize_ms=None if limit is None else Millis(limit),
                 now_ms=now_ms,
             )
@@ -307,7 +363,7 @@ def _action(identity: DeploymentId, command: events.Command, body: Mapping[str, 
                 command=command,
                 deployment=identity,
                 expected_revision=revision,
-                deadline_ms=None if deadline is None else Millis(deadline),
+                deadline_ms=deadline,
                 park=True,
                 now_ms=now_ms,
             )

@@ -311,6 +311,32 @@ async def test_what_no_engine_here_can_do_is_unsupported(here, action):
     assert (status, answer["error"]["code"]) == (409, "unsupported_capability")
 
 
+async def test_what_is_to_be_prepared_is_named_exactly_and_has_to_park(here):
+    view = await here.deployed()
+    member = {"deployment_id": view["id"], "expected_revision": 1, "final_state": "parked"}
+
+    async def refused(*members, **more):
+        body = {"members": list(members), "deadline_ms": here.services.clock() + 10_000, **more}
+        status, answer = await here.ask("POST", "/preinitializations", body)
+        return status, answer["error"]["code"], answer["error"]["message"]
+
+    for wrong, said in (
+        ({**member, "surprise": 1}, "members[0]: expected deployment_id, expected_revision and final_state"),
+        ({**member, "final_state": "ready"}, "members[0].final_state: expected parked"),
+        ({"expected_revision": 1}, "members[0].deployment_id: is required"),
+    ):
+        status, code, message = await refused(wrong)
+        assert (status, code) == (400, "invalid_request")
+        assert message.startswith(said)
+    assert (await refused())[:2] == (400, "invalid_request")
+    assert (await refused(member, deadline_ms=1))[:2] == (504, "deadline_exceeded")
+    assert await refused(member) == (
+        409,
+        "unsupported_capability",
+        f"{view['name']} cannot be parked: its residency is restart_only. Try: capyctl start deployment {view['name']}",
+    )
+
+
 async def test_a_checkpoint_that_cannot_be_measured_is_said_in_the_view_and_refuses_a_start(tmp_path):
     clock = clocks.steady()
     agent = FakeAgent(clock, refuse_digest=("invalid_root", "/models/notes leaves the models directory"))
