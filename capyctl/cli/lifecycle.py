@@ -6,6 +6,7 @@ Source: cli 10, 14; api 5.3.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -70,17 +71,16 @@ def ended(operation: dict[str, Any]) -> str:
     return f"{operation.get('action')} {state}{f' ({code})' if code else ''}"
 
 
-def receipt_lines(receipt: dict[str, Any], names: Mapping[str, str] | None = None) -> dict[str, str]:
+def receipt_lines(receipt: dict[str, Any]) -> dict[str, str]:
     """The key lines of an accepted action; victims are listed when it makes room.
 
     Args:
-      names: of deployments by their id; a victim that is not among them is listed by its id.
+      receipt: with the operation as it is now in `operation`, where it is known.
     """
     pairs = {"Operation": str(receipt.get("operation_id"))}
     if receipt.get("switch_id"):
         pairs["Switch"] = str(receipt["switch_id"])
-        victims = (str(victim).partition("/") for victim in receipt.get("victims", ()))
-        pairs["Makes room"] = ",".join(f"{(names or {}).get(one, one)}{slash}{n}" for one, slash, n in victims) or "-"
+        pairs["Makes room"] = victim_lines(receipt.get("operation") or {}) or ",".join(receipt.get("victims") or ("-",))
     return pairs
 
 
@@ -108,6 +108,14 @@ def started(api: Management, view: dict[str, Any], *, evict: bool, timeout: Dura
     return {**api.deployment(str(view["id"])), "operation": operation}
 
 
+def victim_lines(operation: Mapping[str, Any]) -> str:
+    """Who gave way, or is about to: `notes/0 released: stopped (no room to park)`, a line each."""
+    return "\n".join(
+        f"{row.get('name')} {row.get('released') or 'to ' + str(row.get('way'))}"
+        for row in operation.get("victims") or ()
+    )
+
+
 def _start(api: Management, view: dict[str, Any], *, evict: bool, timeout: Duration | None) -> dict[str, Any]:
     bound = None if timeout is None else timeout.ms
     return act(api, view, "start", START_LIMIT_MS, evict=evict or None, initialize_timeout_ms=bound)
@@ -116,7 +124,10 @@ def _start(api: Management, view: dict[str, Any], *, evict: bool, timeout: Durat
 def ready_lines(view: dict[str, Any]) -> dict[str, str]:
     """The key lines of a deployment that was started."""
     hosts = ",".join(str(host.get("name") or host.get("id")) for host in view.get("hosts", ()))
-    return {"Ready": str(view.get("ready")), "Hosts": hosts or "-", "Operation": ended(view["operation"])}
+    lines = {"Ready": str(view.get("ready")), "Hosts": hosts or "-"}
+    if victims := victim_lines(view["operation"]):
+        lines["Made room"] = victims
+    return {**lines, "Operation": ended(view["operation"])}
 
 
 def start(
@@ -136,9 +147,10 @@ def start(
     announce(api)
     if not wait:
         receipt = _start(api, view, evict=evict, timeout=timeout)
-        listed = bool(receipt.get("victims")) and not common.as_json
-        names = {str(row["id"]): str(row["name"]) for row in api.deployments()} if listed else {}
-        _accepted(f"Start requested for {view['name']}", receipt, common, names)
+        told = receipt
+        if receipt.get("victims") and not common.as_json:
+            told = {**receipt, "operation": api.get(f"/operations/{receipt['operation_id']}")}
+        _accepted(f"Start requested for {view['name']}", told, common)
         return
     view = started(api, view, evict=evict, timeout=timeout)
     if common.as_json:
@@ -147,11 +159,11 @@ def start(
         summary(f"Started {view['name']}: ready", ready_lines(view))
 
 
-def _accepted(sentence: str, receipt: dict[str, Any], common: Common, names: Mapping[str, str] | None = None) -> None:
+def _accepted(sentence: str, receipt: dict[str, Any], common: Common) -> None:
     if common.as_json:
         emit_json(receipt)
     else:
-        summary(sentence, receipt_lines(receipt, names))
+        summary(sentence, receipt_lines(receipt))
 
 
 def _simple(
@@ -189,16 +201,12 @@ def _simple(
 
 def stopped_instead(view: Mapping[str, Any]) -> list[str]:
     """Instances that a park ended, and why: a park that cannot give the memory back becomes a stop."""
-    since = int(view["operation"].get("accepted_at_ms") or 0)
-    lines = []
-    for row in view.get("instances", ()):
-        stopped, error = row.get("stopped") or {}, row.get("last_error")
-        if row.get("observed_state") != "parked" and int(stopped.get("at_ms") or 0) >= since > 0:
-            why = str(stopped.get("kind"))
-            if error:
-                why += f": {str(error.get('message')).partition(chr(10))[0]}"
-            lines.append(f"instance {row.get('index')}: {why}")
-    return lines
+    rows = view["operation"].get("instances") or ()
+    return [f"instance {row.get('index')}: {_first_line(row['reason'])}" for row in rows if row.get("reason")]
+
+
+def _first_line(text: Any) -> str:
+    return str(text).partition("\n")[0]
 
 
 def stop(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
@@ -211,9 +219,50 @@ def park(name: str, /, *, wait: Wait = False, request_id: RequestId = None, comm
     _simple("park", "Parked", name, wait, request_id, common)
 
 
-def preinitialize(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
+def preinitialize(*names: str, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:
     """Start, prove and park each instance in turn, so that its first request finds it ready to wake."""
-    _simple("preinitialize", "Preinitialized", name, wait, request_id, common, START_LIMIT_MS)
+    if not names:
+        raise Refusal("invalid_config", "no deployment is named; `capyctl list deployments` shows them")
+    if len(names) == 1:
+        _simple("preinitialize", "Preinitialized", names[0], wait, request_id, common, START_LIMIT_MS)
+        return
+    api = management(common, request_id)
+    views = [api.deployment(name) for name in names]
+    announce(api)
+    body = {
+        "members": [
+            {"deployment_id": view["id"], "expected_revision": int(view["revision"]), "final_state": "parked"}
+            for view in views
+        ],
+        "deadline_ms": ulid.instant_ms(api.request_id) + START_LIMIT_MS,
+    }
+    receipt = api.change("POST", "/preinitializations", body)
+    opened = {str(view["name"]): str(one["operation_id"]) for view, one in zip(views, receipt["members"], strict=True)}
+    if wait:
+        _prepared(api, opened, common)
+    elif common.as_json:
+        emit_json(receipt)
+    else:
+        summary(f"Preinitialize requested for {', '.join(opened)}", opened)
+
+
+def _prepared(api: Management, opened: Mapping[str, str], common: Common) -> None:
+    """Wait for each in its turn and report all of them. Raises: what the first one that failed says."""
+    text = f"Waiting for the preinitialize of {', '.join(opened)} to finish"
+    note(f"{text} (at most {START_LIMIT_MS // 1000}s)")
+    began = time.monotonic()
+    done: dict[str, dict[str, Any]] = {}
+    for name, operation in opened.items():
+        left_s = max(1.0, START_LIMIT_MS / 1000 - (time.monotonic() - began))
+        done[name] = progress.wait_for(api, operation, text, left_s)
+    good = [name for name, operation in done.items() if operation.get("state") == "succeeded"]
+    if common.as_json:
+        emit_json({"members": [{"name": name, "operation": operation} for name, operation in done.items()]})
+    else:
+        said = ", ".join(good) if len(good) == len(done) else f"{len(good)} of {len(done)}"
+        summary(f"Preinitialized {said}", {name: ended(operation) for name, operation in done.items()})
+    for name, ending in done.items():
+        progress.check_succeeded(ending, name)
 
 
 def delete(

@@ -5,6 +5,7 @@ Source: cli 11.2, 11.3; decisions on what a stopped model shows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,7 +103,7 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
     if stopped:
         lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
-    parked = [text for row in view.get("instances", ()) for text in _growth(row)]
+    parked = [text for row in view.get("instances", ()) for text in (*_sleeps(row), *_growth(row))]
     if parked:
         lines["Parked"] = "\n".join(parked)
     words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
@@ -123,6 +124,26 @@ def _charge(row: Mapping[str, Any]) -> str:
     if planned is not None:
         note += f": it holds more than the planned {gib(int(planned))}"
     return f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({note})"
+
+
+def _sleeps(row: Mapping[str, Any]) -> list[str]:
+    """`instance 0: 3 min ago, for notes (switch 01N…)`: since when it is parked, and who asked for it."""
+    slept = row.get("sleeps")
+    if not slept:
+        return []
+    kind = slept.get("kind")
+    why = _stopped(slept) if slept.get("for") else f"by {kind}" if kind in ("operator", "preinitialize") else kind
+    ago = age(int(slept["since_ms"]), time.time_ns() // 1_000_000)
+    return [f"instance {row.get('index')}: {ago}" + (f", {why}" if why else "")]
+
+
+def age(at_ms: int, now_ms: int) -> str:
+    """`42s ago`, `3 min ago`, `5 h ago`, `2 days ago`."""
+    passed = max(0, now_ms - at_ms) // 1000
+    for unit, seconds_, below in (("s", 1, 120), (" min", 60, 7_200), (" h", 3_600, 172_800)):
+        if passed < below:
+            return f"{passed // seconds_}{unit} ago"
+    return f"{passed // 86_400} days ago"
 
 
 def _growth(row: Mapping[str, Any]) -> list[str]:

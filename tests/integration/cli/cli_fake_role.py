@@ -194,6 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if role.refuse.get(body["action"]):
                     return role.refuse[body["action"]].pop(0)
                 return 202, role.accept(name, body["action"])
+            case "POST", ["preinitializations"]:
+                members = [role.accept(one["deployment_id"], "preinitialize") for one in body["members"]]
+                return 202, {"operation_id": members[0]["operation_id"], "deployment_id": None, "members": members}
             case "GET", ["operations", name]:
                 return (200, role.poll(role.operations[name])) if name in role.operations else missing
             case "GET", ["engines"]:

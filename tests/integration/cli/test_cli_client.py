@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -181,16 +182,18 @@ def test_stop_park_and_delete_print_what_was_accepted(shell: Shell, role: FakeRo
 
 
 def test_a_park_that_became_a_stop_does_not_say_parked(shell: Shell, role: FakeRole) -> None:
-    writer = role.add("writer", residency="deep")
-    writer["instances"][0] |= {
-        "stopped": {"kind": "failed_park", "for": None, "switch_id": None, "at_ms": 1793210400001},
-        "last_error": {"code": "unreconciled", "message": "9.0 GiB left on gpu0"},
-    }
+    role.add("writer", residency="deep")
+    assert shell("park", "deployment", "writer", "--wait").out.startswith("Parked writer\n")
+    told(role, instances=[{"index": 0, "result": "met", "code": None, "reason": "9.0 GiB left on gpu0\nlast words"}])
     out = shell("park", "deployment", "writer", "--wait").out
     assert out.startswith("writer was stopped instead of parked\n")
-    assert "  Why         instance 0: failed_park: 9.0 GiB left on gpu0\n" in out
-    writer["instances"][0]["stopped"]["at_ms"] = 1793210399999  # of an earlier command
-    assert shell("park", "deployment", "writer", "--wait").out.startswith("Parked writer\n")
+    assert "  Why         instance 0: 9.0 GiB left on gpu0\n" in out
+
+
+def told(role: FakeRole, **more: object) -> None:
+    """Let every operation say this too."""
+    poll = role.poll
+    role.poll = lambda operation: {**poll(operation), **more}  # type: ignore[method-assign]
 
 
 def test_a_victim_without_room_to_park_and_a_model_that_parks_say_so(shell: Shell, role: FakeRole) -> None:
@@ -209,11 +212,58 @@ def test_eviction_lists_its_victims(shell: Shell, role: FakeRole) -> None:
         return {**original(deployment, action), "switch_id": IDENTITY, "victims": [f"{writer['id']}/0"]}
 
     role.accept = accept  # type: ignore[method-assign, assignment]
+    told(
+        role,
+        victims=[
+            {"name": "notes/0", "way": "park", "released": None},
+            {"name": "sums/0", "way": "stop (no room to park)", "released": "released: stopped (no room to park)"},
+        ],
+    )
     done = shell("start", "deployment", "writer", "--evict", "--initialize-timeout", "300s")
-    assert "  Makes room   writer/0\n" in done.out
+    assert "  Makes room   notes/0 to park\n               sums/0 released: stopped (no room to park)\n" in done.out
+    waited = shell("start", "deployment", "writer", "--evict", "--wait")
+    assert "  Made room   notes/0 to park\n" in waited.out
     body = next(body for _, path, body, _ in role.seen if path.endswith("/actions"))
     assert body is not None
     assert (body["evict"], body["initialize_timeout_ms"]) == (True, 300_000)
+
+
+def test_a_parked_model_says_since_when_and_for_whom(shell: Shell, role: FakeRole) -> None:
+    writer = role.add("writer", residency="deep", observed_state="parked")
+    now_ms = time.time_ns() // 1_000_000
+    for kind, for_whom, said in (
+        ("operator", None, "by operator"),
+        ("preinitialize", None, "by preinitialize"),
+        ("idle", None, "idle"),
+        ("switch", "notes", f"for notes (switch {IDENTITY})"),
+    ):
+        switch = IDENTITY if for_whom else None
+        slept = {"since_ms": now_ms - 300_000, "kind": kind, "for": for_whom, "switch_id": switch}
+        writer["instances"][0] |= {"sleeps": slept, "observed_state": "parked"}
+        assert f"  Parked    instance 0: 5 min ago, {said}\n" in shell("status", "deployment", "writer").out
+
+
+def test_several_are_prepared_in_one_command_and_each_is_reported(shell: Shell, role: FakeRole) -> None:
+    a, b = role.add("a"), role.add("b")
+    done = shell("preinitialize", "deployment", "a", "b", "--request-id", IDENTITY)
+    first, empty, *lines = done.out.splitlines()
+    assert (first, empty) == ("Preinitialize requested for a, b", "")
+    assert [line.split()[0] for line in lines] == ["a", "b"]
+    body = next(body for _, path, body, _ in role.seen if path == "/preinitializations")
+    assert body == {
+        "members": [{"deployment_id": one["id"], "expected_revision": 1, "final_state": "parked"} for one in (a, b)],
+        "deadline_ms": ulid.instant_ms(IDENTITY) + 3_600_000,
+    }
+    done = shell("preinitialize", "deployment", "a", "b", "--wait")
+    assert (done.status, done.out.splitlines()[0]) == (0, "Preinitialized a, b")
+    assert "Waiting for the preinitialize of a, b to finish (at most 3600s)" in done.err
+    role.outcome = ("failed", "parked_capacity", "two are parked, and max_parked is 2")
+    done = shell("preinitialize", "deployment", "a", "b", "--wait")
+    assert done.status == 4
+    assert done.out.splitlines()[0] == "Preinitialized 0 of 2"
+    assert "  a   preinitialize failed (parked_capacity)" in done.out
+    assert done.err.splitlines()[-1] == "error [parked_capacity]: a: two are parked, and max_parked is 2"
+    assert shell("preinitialize", "deployment").status == 2
 
 
 def test_hosts_and_engines_are_tables(shell: Shell, role: FakeRole) -> None:
