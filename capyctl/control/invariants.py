@@ -63,7 +63,7 @@ def _within_limits(book: Book, host: HostId) -> bool:
     )
 
 
-def inv_04_host_kv_is_a_part(book: Book) -> bool:
+def inv_15_host_kv_is_a_part(book: Book) -> bool:
     """15, M4: KV caches in host memory are a part of the bytes charged, never beside them."""
     return all(
         amount <= held.on(domain)
@@ -454,7 +454,7 @@ def _looked_at(book: Book, kind: str, key: object, due_ms: Millis | None) -> boo
 
 STATE: tuple[StateClaim, ...] = (
     inv_01_charges_within_limits,
-    inv_04_host_kv_is_a_part,
+    inv_15_host_kv_is_a_part,
     inv_08_ready_claims_are_held_throughout,
     inv_12_the_unknown_keeps_the_larger,
     inv_13_exactly_what_may_run_is_charged,

@@ -1,98 +1,26 @@
 """What must be true of every step of the world, under the reference's numbers (lifecycle 23, memory M1-M20).
 
-Each claim is about one change: the book before, the event, the book after, and what was ordered. They are
-checked by simulation and exploration; the world never asks them of itself.
+They are checked by simulation and exploration; the world never asks them of itself. Those about parking and
+waking are in `parking_claims`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
-
-import attrs
-
 from capyctl.control import events as e
 from capyctl.control import orders, preinit, switching
-from capyctl.control.book import Book
+from capyctl.control.changes import Change, ChangeClaim, moved
 from capyctl.control.invariants import most
-from capyctl.control.records import DeploymentRow, InstanceRow, Record
+from capyctl.control.parking_claims import PARKING
+from capyctl.control.records import InstanceRow
 from capyctl.errors import InvariantBroken
-from capyctl.fsm import activation, cleanup, deployment, operation, request, residency, switch
+from capyctl.fsm import activation, cleanup, deployment, request, residency, switch
 from capyctl.fsm.proofs import Gone, GoneProof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Step
-from capyctl.fsm.types import (
-    Activation,
-    DeploymentId,
-    Domain,
-    HostId,
-    Incarnation,
-    Lane,
-    Millis,
-    OperationId,
-    Origin,
-    Phase,
-    RequestId,
-    Role,
-    StopKind,
-    SwitchId,
-)
+from capyctl.fsm.types import Activation, Domain, HostId, Incarnation, Origin, Phase, Role, StopKind
 from capyctl.ledger.asks import PEAKS
-from capyctl.ledger.charges import Holding, Ledger
+from capyctl.ledger.charges import Holding
 from capyctl.ledger.types import peak
-
-# --- what is compared -----------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class Before:
-    """The book as it was before a step: its plain dicts copied, their values shared."""
-
-    deployments: Mapping[DeploymentId, DeploymentRow]
-    instances: Mapping[Lane, InstanceRow]
-    operations: Mapping[OperationId, operation.State]
-    switches: Mapping[SwitchId, switch.State]
-    requests: Mapping[RequestId, request.State]
-    looks: Mapping[Lane, object]
-    receipts: frozenset[str]
-    ledger: Ledger
-    now_ms: Millis
-
-
-def remember(book: Book) -> Before:
-    """What TRANSITIONS need of the book before a step."""
-    return Before(
-        deployments=dict(book.deployments),
-        instances=dict(book.instances),
-        operations=dict(book.operations),
-        switches=dict(book.switches),
-        requests=dict(book.requests),
-        looks=dict(book.looks),
-        receipts=frozenset(book.receipts),
-        ledger=book.ledger,
-        now_ms=book.now_ms,
-    )
-
-
-H = TypeVar("H", bound=orders.Order)
-
-
-@attrs.frozen(kw_only=True)
-class Change:
-    """One step: before, the event, the book after it, and what it ordered and changed."""
-
-    before: Before
-    event: e.Event
-    book: Book
-    orders: tuple[orders.Order, ...]
-    changed: tuple[Record, ...]
-
-    def of(self, kind: type[H]) -> list[H]:
-        """The orders of one class."""
-        return [order for order in self.orders if isinstance(order, kind)]
-
-
-ChangeClaim = Callable[[Change], bool]
 
 RUNNING = request.IN_ENGINE | {request.Phase.ADMITTED}
 
@@ -112,22 +40,10 @@ Proving = (
 # --- transitions: memory ----------------------------------------------------------------------------
 
 
-def _moved(change: Change) -> list[tuple[str, Holding | None, Holding | None]]:
-    """Owners whose holding differs, with what they held and hold."""
-    before, after = change.before.ledger.holdings, change.book.ledger.holdings
-    if before is after:
-        return []
-    return [
-        (owner, before.get(owner), after.get(owner))
-        for owner in {**before, **after}
-        if before.get(owner) is not after.get(owner)
-    ]
-
-
 def tr_02_a_rise_fits(change: Change) -> bool:
-    """2, 9, 13, 14, M2, M13: A charge rises only within every limit and on a fresh observation, or to what it shows."""
+    """1, 2, 9, 14, M1, M2, M13: A charge rises only within every limit and on a fresh sample, or to what one shows."""
     book = change.book
-    for _, was, held in _moved(change):
+    for _, was, held in moved(change):
         if held is None:
             continue
         if was is not None and was.phase is held.phase is Phase.PARKED:
@@ -164,7 +80,7 @@ def _was_seen_to_hold(change: Change, was: Holding | None, held: Holding, raised
 
 def tr_03_a_fall_has_a_proof(change: Change) -> bool:
     """3, 25, M7, M20: A charge falls, or goes, only in a step whose event carries a proof of that very run."""
-    for owner, was, held in _moved(change):
+    for owner, was, held in moved(change):
         if was is None:
             continue
         fell = held is None or any(held.on(domain) < was.on(domain) for domain in was.allocation.bytes)
@@ -181,7 +97,7 @@ def tr_03_a_fall_has_a_proof(change: Change) -> bool:
 
 
 def tr_04_orders_are_charged_first(change: Change) -> bool:
-    """4, 49: Whoever is told to launch, park or wake is charged the peak of it in this very step."""
+    """4: Whoever is told to launch, park or wake is charged the peak of it in this very step."""
     wants = ((orders.Launch, Phase.COLD), (orders.Release, Phase.PARKING), (orders.Restore, Phase.WAKE))
     for kind, phase in wants:
         for order in change.of(kind):
@@ -201,7 +117,7 @@ def tr_11_epochs_rise(change: Change) -> bool:
 
 
 def tr_16_launches_go_where_they_may(change: Change) -> bool:
-    """16, 39: A launch goes to an allowed host that is there and not draining, of a deployment that may be started."""
+    """16: A launch goes to an allowed host that is there and not draining, of a deployment that may be started."""
     book = change.book
     for order in change.of(orders.Launch):
         owner = book.deployments[order.incarnation.lane.deployment]
@@ -216,7 +132,7 @@ def tr_16_launches_go_where_they_may(change: Change) -> bool:
 
 
 def tr_17_only_the_recorded_is_ended(change: Change) -> bool:
-    """17, 21: A terminate names the present run of its instance, on its host, with what is recorded of it."""
+    """17: A terminate names the present run of its instance, on its host, with what is recorded of it."""
     for order in change.of(orders.Terminate):
         run = change.book.instances[order.incarnation.lane].run
         if run.incarnation != order.incarnation or run.host != order.host or order.processes != run.processes:
@@ -289,7 +205,7 @@ def tr_22_helpers_change_nothing(change: Change) -> bool:
 
 def tr_23_gone_covers_everything(change: Change) -> bool:
     """23: What is freed was proven gone with every process that is recorded of it, helpers too."""
-    for owner, was, held in _moved(change):
+    for owner, was, held in moved(change):
         if was is None or held is not None:
             continue
         event = change.event
@@ -304,12 +220,12 @@ def tr_23_gone_covers_everything(change: Change) -> bool:
 
 
 def tr_25_losing_a_session_frees_nothing(change: Change) -> bool:
-    """25: A session that ends, a restart and a sample change no charge."""
+    """25, M20: A session that ends, a restart and a sample change no charge."""
     if not isinstance(change.event, (e.HostOffline, e.ControllerStarted)):
         return True
     return all(
         was is not None and held is not None and all(held.on(one) >= was.on(one) for one in was.allocation.bytes)
-        for _, was, held in _moved(change)
+        for _, was, held in moved(change)
     )
 
 
@@ -483,7 +399,7 @@ def tr_44_the_woken_are_proven(change: Change) -> bool:
 
 
 def tr_46_victims_waited_less(change: Change) -> bool:
-    """45, 46 (decision 9): Victims are on the switch's host, and nobody waits for one longer than for the target."""
+    """45, 46, 66 (decision 9): Victims sit on its host, and nobody waits longer for one than for the target."""
     book = change.book
     for identity, state in book.switches.items():
         if identity in change.before.switches:
@@ -520,7 +436,7 @@ def tr_47_a_window_never_moves(change: Change) -> bool:
 
 def tr_49_room_is_for_the_target(change: Change) -> bool:
     """49: On a host with a switch nobody's charge rises but the target's, after every victim's release, or a park's."""
-    for owner, was, held in _moved(change):
+    for owner, was, held in moved(change):
         if held is None or (was is not None and not any(held.on(d) > was.on(d) for d in held.allocation.bytes)):
             continue
         before = next((one for one in change.before.switches.values() if _runs_on(one, held.host)), None)
@@ -604,6 +520,7 @@ TRANSITIONS: tuple[ChangeClaim, ...] = (
     tr_54_a_key_is_one_command,
     tr_55_a_refusal_changes_nothing,
     tr_56_a_delete_leaves_nothing,
+    *PARKING,
 )
 
 

@@ -144,17 +144,6 @@ class Canary:
 
 
 @attrs.frozen(kw_only=True)
-class SameCheckpoint:
-    """P-DIGEST: the files' stat identities match, or a full rehash gave the recorded digest."""
-
-    expected: str
-    actual: str
-
-    def __attrs_post_init__(self) -> None:
-        check(self.expected == self.actual, "the checkpoint has the recorded digest")
-
-
-@attrs.frozen(kw_only=True)
 class Aborted:
     """P-ABORT: the engine acknowledged the end of that request id."""
 

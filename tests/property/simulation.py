@@ -17,8 +17,8 @@ import attrs
 from world import START_MS, Shell
 from world_values import CUSTOM, LLAMA, SGLANG, VLLM, Faults, Model, policy
 
+from capyctl.control import changes, invariants, operations, switching, transitions
 from capyctl.control import events as e
-from capyctl.control import invariants, operations, switching, transitions
 from capyctl.control import orders as o
 from capyctl.control.book import Settings
 from capyctl.control.traffic import QueueLimits
@@ -96,15 +96,15 @@ def recording(fired: Counter[str]) -> Iterator[None]:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def remember(shell: Shell) -> transitions.Before:
-    return transitions.remember(shell.world.book)
+def remember(shell: Shell) -> changes.Before:
+    return changes.remember(shell.world.book)
 
 
-def check(shell: Shell, before: transitions.Before, event: e.Event, step: Step) -> None:
+def check(shell: Shell, before: changes.Before, event: e.Event, step: Step) -> None:
     """Everything that is claimed of a step, and now and then everything that is claimed of a book."""
     book = shell.world.book
     transitions.assert_change(
-        transitions.Change(before=before, event=event, book=book, orders=step.orders, changed=step.changed)
+        changes.Change(before=before, event=event, book=book, orders=step.orders, changed=step.changed)
     )
     invariants.assert_state(book, invariants.STATE if shell.steps % EVERY == 0 else CLOSE)
     shell.assert_truth()

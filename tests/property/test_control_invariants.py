@@ -14,11 +14,15 @@ from world_values import RAM, VLLM, Model, gib
 from capyctl.control import events as e
 from capyctl.control import invariants as inv
 from capyctl.control import orders as o
+from capyctl.control import parking_claims
 from capyctl.control import transitions as tr
 from capyctl.control.book import Book
+from capyctl.control.changes import Before, Change, remember
 from capyctl.control.records import Record, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import gate, operation
+from capyctl.fsm.proofs import Back, Canary, SameEngine, Usable
+from capyctl.fsm.run import Stop
 from capyctl.fsm.types import (
     DeploymentId,
     Generation,
@@ -32,6 +36,7 @@ from capyctl.fsm.types import (
     RequestId,
     Residency,
     Role,
+    StopKind,
     Token,
 )
 from capyctl.ledger.types import Allocation, Claim, Observation
@@ -144,7 +149,7 @@ def bigger(phase: Phase, amount: float) -> Breaker:
 BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.inv_01_charges_within_limits, lambda k, a, b: held(k, a, allocation=Allocation(bytes={RAM: gib(99)}))),
     (
-        inv.inv_04_host_kv_is_a_part,
+        inv.inv_15_host_kv_is_a_part,
         lambda k, a, b: object.__setattr__(k.ledger.held_by(a.owner).allocation, "host_kv", {RAM: gib(99)}),
     ),
     (inv.inv_08_ready_claims_are_held_throughout, claims(Phase.READY)),
@@ -199,10 +204,8 @@ def test_a_claim_about_a_book_catches_its_breach(claim: Callable[[Book], bool], 
     assert not claim(book)
 
 
-def change(
-    book: Book, before: tr.Before, event: e.Event, orders: tuple[o.Order, ...] = (), changed: Any = ()
-) -> tr.Change:
-    return tr.Change(before=before, event=event, book=book, orders=orders, changed=changed)
+def change(book: Book, before: Before, event: e.Event, orders: tuple[o.Order, ...] = (), changed: Any = ()) -> Change:
+    return Change(before=before, event=event, book=book, orders=orders, changed=changed)
 
 
 NOW = Millis(10**9)
@@ -212,12 +215,12 @@ def seen() -> e.Observed:
     return e.Observed(now_ms=NOW, host="h1", domains={})  # type: ignore[arg-type]
 
 
-def steps() -> list[tuple[Callable[[tr.Change], bool], Callable[[Book, Lane, Lane], tr.Change]]]:
+def steps() -> list[tuple[Callable[[Change], bool], Callable[[Book, Lane, Lane], Change]]]:
     """Claims about a step, and a step that breaks each."""
 
-    def after(breaker: Breaker, event: e.Event, orders: Any = ()) -> Callable[[Book, Lane, Lane], tr.Change]:
-        def make(book: Book, a: Lane, b: Lane) -> tr.Change:
-            before = tr.remember(book)
+    def after(breaker: Breaker, event: e.Event, orders: Any = ()) -> Callable[[Book, Lane, Lane], Change]:
+        def make(book: Book, a: Lane, b: Lane) -> Change:
+            before = remember(book)
             breaker(book, a, b)
             return change(book, before, event, orders(book, a, b) if callable(orders) else orders)
 
@@ -279,15 +282,95 @@ def steps() -> list[tuple[Callable[[tr.Change], bool], Callable[[Book, Lane, Lan
         ),
         (tr.tr_38_nobody_but_an_operator_lifts_a_stop, _lifted),
         (tr.tr_47_a_window_never_moves, after(_moved_window, seen())),
+        (
+            parking_claims.tr_03_a_released_copy_was_sampled,
+            after(lambda k, a, b: held(k, a, phase=Phase.PARKED, allocation=COPY), seen()),
+        ),
+        (parking_claims.tr_03_a_woken_engine_answered, _woken_without_its_answer),
+        (parking_claims.tr_27_whole_engine_calls_are_made_once, after(nothing, seen(), _release)),
+        (parking_claims.tr_m6_a_copy_is_charged_what_was_measured, _grown_unmeasured),
+        (
+            parking_claims.tr_m6_what_outgrew_its_bound_parks_no_more,
+            after(lambda k, a, b: outgrew(k, a), seen(), _release),
+        ),
+        (
+            parking_claims.tr_40_only_what_sleeps_is_reclaimed,
+            after(
+                lambda k, a, b: run(k, a, pending=Stop(kind=StopKind.RECLAIM, asked_at_ms=NOW)),
+                seen(),
+            ),
+        ),
         (tr.tr_54_a_key_is_one_command, _twice),
         (tr.tr_55_a_refusal_changes_nothing, _refused_with_change),
         (tr.tr_56_a_delete_leaves_nothing, after(lambda k, a, b: k.deployments.pop(a.deployment), seen())),
     ]
 
 
-def _lifted(book: Book, a: Lane, b: Lane) -> tr.Change:
+COPY = Allocation(bytes={RAM: gib(0.5)})
+
+
+def _release(book: Book, a: Lane, b: Lane) -> tuple[o.Order, ...]:
+    row = book.instances[a]
+    assert row.plan is not None
+    return (
+        o.Release(
+            incarnation=row.run.incarnation,
+            token=Token(10**6),
+            host=row.run.placed_on,
+            tier=Residency.DEEP,
+            plan=row.plan,
+            gate_closed_at_ms=NOW,
+            processes=row.run.processes,
+            deadline_ms=NOW,
+        ),
+    )
+
+
+def outgrew(book: Book, lane: Lane) -> None:
+    row = book.instances[lane]
+    book.instances[lane] = attrs.evolve(row, parked_first={RAM: gib(0.5)}, parked_latest={RAM: gib(1.1)})
+
+
+def _woken_without_its_answer(book: Book, a: Lane, b: Lane) -> Change:
+    """Everything else is proven of it, and it is charged as ready."""
+    held(book, a, phase=Phase.WAKE, allocation=Allocation(bytes={RAM: gib(6.5)}))
+    before, known = remember(book), book.instances[a].run
+    held(book, a, phase=Phase.READY, allocation=Allocation(bytes={RAM: gib(6)}))
+    event = e.WakeConfirmed(
+        now_ms=NOW,
+        incarnation=known.incarnation,
+        token=Token(1),
+        back=Back(
+            incarnation=known.incarnation, restored_at_ms=NOW, sampled_at_ms=NOW, fresh_until_ms=NOW, recorded_at_ms=NOW
+        ),
+        usable=Usable(incarnation=known.incarnation, answer_chars=1, probed_at_ms=NOW),
+        canary=None,
+        same=SameEngine(
+            incarnation=known.incarnation,
+            recorded=known.processes,
+            alive=frozenset(known.processes),
+            strangers=0,
+            observed_at_ms=NOW,
+        ),
+    )
+    assert parking_claims.tr_03_a_woken_engine_answered(
+        change(
+            book, before, attrs.evolve(event, canary=Canary(incarnation=known.incarnation, expected="1", actual="1"))
+        )
+    )
+    return change(book, before, event)
+
+
+def _grown_unmeasured(book: Book, a: Lane, b: Lane) -> Change:
+    held(book, a, phase=Phase.PARKED, allocation=COPY)
+    before = remember(book)
+    held(book, a, phase=Phase.PARKED, allocation=Allocation(bytes={RAM: gib(1)}))
+    return change(book, before, seen())
+
+
+def _lifted(book: Book, a: Lane, b: Lane) -> Change:
     deployed(book, a, suspended=True)
-    before = tr.remember(book)
+    before = remember(book)
     deployed(book, a, suspended=False)
     return change(book, before, seen())
 
@@ -297,24 +380,24 @@ def _moved_window(book: Book, a: Lane, b: Lane) -> None:
     book.switches[identity] = attrs.evolve(state, window_ends_at_ms=NOW)
 
 
-def _twice(book: Book, a: Lane, b: Lane) -> tr.Change:
+def _twice(book: Book, a: Lane, b: Lane) -> Change:
     key = next(iter(book.receipts))
     command = e.Command(key=key, digest="x", operation=OperationId("x"), switch="x")  # type: ignore[arg-type]
     event = e.StopAsked(now_ms=NOW, command=command, deployment=a.deployment)
-    return change(book, tr.remember(book), event, changed=(Record(kind="deployment", key="x", value=None),))
+    return change(book, remember(book), event, changed=(Record(kind="deployment", key="x", value=None),))
 
 
-def _refused_with_change(book: Book, a: Lane, b: Lane) -> tr.Change:
+def _refused_with_change(book: Book, a: Lane, b: Lane) -> Change:
     command = e.Command(key="new", digest="x", operation=OperationId("x"), switch="x")  # type: ignore[arg-type]
     event = e.StopAsked(now_ms=NOW, command=command, deployment=a.deployment)
     reply = o.Reply(key="new", code="lifecycle_conflict")
     changed = (Record(kind="instance", key="x", value=None),)
-    return change(book, tr.remember(book), event, orders=(reply,), changed=changed)
+    return change(book, remember(book), event, orders=(reply,), changed=changed)
 
 
 @pytest.mark.parametrize(("claim", "broken"), steps(), ids=lambda one: getattr(one, "__name__", ""))
 def test_a_claim_about_a_step_catches_its_breach(
-    claim: Callable[[tr.Change], bool], broken: Callable[[Book, Lane, Lane], tr.Change]
+    claim: Callable[[Change], bool], broken: Callable[[Book, Lane, Lane], Change]
 ) -> None:
     _, book, a, b = healthy()
     assert not claim(broken(book, a, b))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -17,11 +18,13 @@ LINE = re.compile(r"^\| (M?\d+) \| (.+?) \| (.+?) \| (.+?) \|$", flags=re.MULTIL
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
-    """Functions and classes of a module, and methods as `Class.method`."""
+    """Functions, classes and constants of a module, and methods as `Class.method`."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
         if isinstance(node, ast.ClassDef):
             inner = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
             found |= {f"{node.name}.{part.name}" for part in inner}
@@ -51,19 +54,44 @@ def test_every_number_is_there_once_and_in_order():
     assert numbers == [*(str(number) for number in range(1, 73)), *(f"M{number}" for number in range(1, 21))]
 
 
+def test_every_proof_of_the_catalogue_is_there_with_its_type():
+    proofs = re.findall(r"^\| (P-[A-Z-]+) \|", PAGE, flags=re.MULTILINE)
+    assert proofs == sorted(set(proofs), key=proofs.index)
+    catalogue = (ROOT / "capyctl" / "fsm" / "proofs.py").read_text()
+    known = re.findall(r"^    \"\"\"(P-[A-Z-]+):", catalogue, flags=re.MULTILINE)
+    assert set(known) <= set(proofs)
+    assert set(proofs) - set(known) == {"P-FRESH", "P-DIGEST", "P-NONE-WAITING"}  # a check, a refusal, a phase
+
+
 def test_whatever_has_neither_a_predicate_nor_a_test_says_so():
     for number, _, carried, shown in LINE.findall(PAGE):
         bare = not REFERENCE.search(carried) and not REFERENCE.search(shown)
         assert bare == carried.startswith("not carried yet"), f"{number}: {carried}"
 
 
-def test_every_numbered_claim_of_the_world_is_on_the_page_under_its_number():
+def numbers_of(claim: Callable[..., bool]) -> list[str]:
+    """The numbers that a claim says it carries: in its name, and before the colon of its sentence."""
+    named = claim.__name__.split("_")[1].lstrip("0").upper()
+    said = re.sub(r"\([^)]*\)", "", (claim.__doc__ or "").split(":")[0])
+    return sorted({named, *re.findall(r"\bM?\d+\b", said)})
+
+
+def test_every_numbered_claim_of_the_world_is_on_the_page_under_each_of_its_numbers():
     lines = {number: carried for number, _, carried, _ in LINE.findall(PAGE)}
+    missing = []
     for claim in (*invariants.STATE, *transitions.TRANSITIONS):
-        name = claim.__name__
-        if name.startswith("idx_"):  # an index of the world, not a promise of the product
+        if claim.__name__.startswith("idx_"):  # an index of the world, not a promise of the product
             continue
-        assert any(f":{name}`" in carried for carried in lines.values()), f"{name} is not on the page"
+        place_of = f"{claim.__module__.removeprefix('capyctl.').replace('.', '/')}.py:{claim.__name__}"
+        missing += [f"{number}: {place_of}" for number in numbers_of(claim) if f"`{place_of}`" not in lines[number]]
+    assert not missing
+
+
+def test_whatever_a_line_names_of_the_world_s_claims_says_that_it_carries_that_number():
+    claims = {claim.__name__: numbers_of(claim) for claim in (*invariants.STATE, *transitions.TRANSITIONS)}
+    for number, _, carried, _ in LINE.findall(PAGE):
+        for _, name in REFERENCE.findall(carried):
+            assert name not in claims or name.startswith("idx_") or number in claims[name], f"{number}: {name}"
 
 
 def test_the_page_is_about_the_product_alone():
