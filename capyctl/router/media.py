@@ -43,9 +43,9 @@ _NAMED: Final = re.compile(
 )
 # A name in which some letter is escaped; an escape of anything but ASCII is in none of ours.
 _ESCAPED: Final = re.compile(
-    rb'"(?=[A-Za-z_]{0,64}\\u00)((?:[A-Za-z_]|\\u00[0-9a-fA-F]{2}){1,64}+)"' + _SPACE + rb":" + _SPACE
+    rb'"(?=[A-Za-z_]{0,64}\\u00)((?>[A-Za-z_]|\\u00[0-9a-fA-F]{2}){1,64}+)"' + _SPACE + rb":" + _SPACE
 )
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRING: Final = re.compile(rb'"(?>[^"\\]++|\\.)*+"', re.DOTALL)
 _OTHER: Final = re.compile(rb"[^,\]}\s]++")
 _GAP: Final = re.compile(rb"[ \t\n\r,:]*+")
 _SCHEME: Final = re.compile(rb'"(?!data:)[A-Za-z][A-Za-z0-9+.\-]{0,31}:')

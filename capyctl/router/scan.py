@@ -6,6 +6,8 @@ the bytes as they came, each match is bounded, and what is kept is a stack of na
 members at the top. Whoever needs a value decodes those few bytes.
 
 Possessive quantifiers (`*+`, `{0,n}+`) everywhere: nothing is tried twice, so the time is linear in the text.
+What they repeat is an atomic group (`(?>`) wherever it holds a choice: before Python 3.11.5 a possessive
+quantifier forgets its place when what it repeats could be tried again.
 
 Refused: text that is not UTF-8, a byte-order mark, lone surrogates, duplicate names at any depth, `NaN` and
 `Infinity`, nesting beyond 64, numbers of more than 4300 digits, more than 2^18 names of objects that are open
@@ -53,22 +55,22 @@ _ESCAPE: Final = (
     rb"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
 )
 _PLAIN: Final = rb'[^"\\\x00-\x1f]'
-_INSIDE: Final = rb"(?:" + _PLAIN + rb"{1,4096}+|" + _ESCAPE + rb")"
+_INSIDE: Final = rb"(?>" + _PLAIN + rb"{1,4096}+|" + _ESCAPE + rb")"
 _STRING: Final = rb'"' + _INSIDE + rb'{0,256}+"'
-_NUMBER: Final = rb"-?+(?:0|[1-9][0-9]{0,4299}+)(?:\.[0-9]{1,4300}+)?+(?:[eE][-+]?+[0-9]{1,4300}+)?+(?![0-9.eE+\-])"
+_NUMBER: Final = rb"-?+(?:0|[1-9][0-9]{0,4299}+)(?>\.[0-9]{1,4300}+)?+(?>[eE][-+]?+[0-9]{1,4300}+)?+(?![0-9.eE+\-])"
 _SCALAR: Final = rb"(?:" + _STRING + rb"|" + _NUMBER + rb"|true|false|null)"
 
 
 def _listed(item: bytes, most: int) -> bytes:
     """Up to `most` items, each with the comma behind it."""
-    return rb"(?:" + _SPACE + item + _SPACE + rb",){0,%d}+" % most
+    return rb"(?>" + _SPACE + item + _SPACE + rb",){0,%d}+" % most
 
 
 # What holds no two names needs no look of its own. The runs below only save steps; what they leave is walked.
 _FLAT: Final = (
     rb"(?:" + _SCALAR
-    + rb"|\[" + _SPACE + rb"(?:" + _listed(_SCALAR, 64) + _SPACE + _SCALAR + _SPACE + rb")?+\]"
-    + rb"|\{" + _SPACE + rb"(?:" + _STRING + _SPACE + rb":" + _SPACE + _SCALAR + _SPACE + rb")?+\})"
+    + rb"|\[" + _SPACE + rb"(?>" + _listed(_SCALAR, 64) + _SPACE + _SCALAR + _SPACE + rb")?+\]"
+    + rb"|\{" + _SPACE + rb"(?>" + _STRING + _SPACE + rb":" + _SPACE + _SCALAR + _SPACE + rb")?+\})"
 )  # fmt: skip
 
 _space: Final = re.compile(_SPACE).match
@@ -77,7 +79,7 @@ _scalars: Final = re.compile(_listed(_SCALAR, 512)).match
 _flats: Final = re.compile(_listed(_FLAT, 64)).match
 _scalar: Final = re.compile(_SCALAR).match
 _member: Final = re.compile(
-    _SPACE + rb'"((?:' + _PLAIN + rb'){0,4096}+)"' + _SPACE + rb":" + _SPACE + rb"(" + _SCALAR + rb")" + _SPACE + rb","
+    _SPACE + rb'"(' + _PLAIN + rb'{0,4096}+)"' + _SPACE + rb":" + _SPACE + rb"(" + _SCALAR + rb")" + _SPACE + rb","
 ).match
 _word: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*", re.ASCII).fullmatch
 _digits: Final = re.compile(rb"[0-9.eE+\-]{%d}" % (DIGITS_MAX + 1)).match

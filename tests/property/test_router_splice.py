@@ -1,14 +1,19 @@
 """Replacing `model` in a request changes those bytes and no others, whatever the JSON around them."""
 
 import json
+import re
 import string
 import tracemalloc
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from capyctl.errors import Refusal
+from capyctl.router import media as media_module
+from capyctl.router import scan as scan_module
 from capyctl.router.body import parse_object, quoted, strict_object
 from capyctl.router.endpoints import DENIED, ENDPOINTS, LOGPROBS, Dialect, read_question
 from capyctl.router.events import EventReader
@@ -408,3 +413,31 @@ def test_a_line_without_an_end_is_cut_at_the_bound_and_not_held() -> None:
         fed += 1006
         assert fed < 12_000
     assert type(reader.end).__name__ == "Broken"
+
+
+def _forgetful(parsed: Any, inside: bool = False) -> bool:
+    """Whether a possessive quantifier of a parsed pattern repeats something that could be tried again."""
+    for op, value in parsed:
+        name = str(op)
+        if name in ("BRANCH", "MAX_REPEAT", "MIN_REPEAT") and inside:
+            return True
+        kept = False if name == "ATOMIC_GROUP" else inside or name == "POSSESSIVE_REPEAT"
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        parts = [one for part in parts for one in (part if isinstance(part, list) else [part])]
+        if any(_forgetful(part, kept) for part in parts if type(part).__name__ == "SubPattern"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("module", [scan_module, media_module], ids=lambda module: module.__name__)
+def test_no_possessive_quantifier_repeats_a_choice(module: ModuleType) -> None:
+    """Before Python 3.11.5 such a quantifier loses its place, and good bodies were refused."""
+    assert _forgetful(re._parser.parse(rb"(?:a|bc){0,9}+"))  # type: ignore[attr-defined]
+    assert not _forgetful(re._parser.parse(rb"(?>a|bc){0,9}+"))  # type: ignore[attr-defined]
+    found = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
+    found += [
+        value.__self__ for value in vars(module).values() if isinstance(getattr(value, "__self__", 0), re.Pattern)
+    ]
+    assert len(found) > 5
+    for pattern in found:
+        assert not _forgetful(re._parser.parse(pattern.pattern, pattern.flags)), pattern.pattern  # type: ignore[attr-defined]
