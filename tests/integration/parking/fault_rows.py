@@ -176,8 +176,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="reset's answer is lost", knobs={"faults": [lose("/reset_prefix_cache", times=1)]}, families=(VLLM,),
           states={State.WAKING: ends("ready", 200)}),
     Fault(name="gauges are gone", knobs={"gauges_missing": True}, families=PARKING, states={
-        State.IDLE: ends("ready", 200), State.PARKING: ends("ready", None, "not_quiescent"),
-        State.STOPPING: ends("stopped", within_s=60)}),
+        State.IDLE: ends("ready", 200), State.STOPPING: ends("stopped", within_s=60)}),
+    Fault(name="gauges are gone", knobs={"gauges_missing": True}, families=(VLLM,), states={
+        State.PARKING: ends("ready", None, "operation_failed")}),
+    Fault(name="gauges are gone", knobs={"gauges_missing": True}, families=(SGLANG,), states={
+        State.PARKING: ends("parked")}),  # its scheduler's own loads say as much
     Fault(name="never reads idle", knobs={"busy": {"running": 1, "waiting": 0}}, states={
         State.IDLE: ends("ready", 200), State.STOPPING: ends("stopped", within_s=60)}),
     Fault(name="never reads idle", knobs={"busy": {"running": 1, "waiting": 0}}, families=PARKING, states={

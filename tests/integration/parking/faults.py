@@ -423,12 +423,13 @@ def repeated(journal: list[dict[str, Any]], family: str) -> list[str]:
             continue
         since = made.setdefault(line["launch"], set())
         what = f"{line['path']}?{line['query']}"
-        if routes[line["path"]] == "@park":
-            if what in since:
-                found.append(f"{what} twice")
-            since.clear()
-        elif what in since:
+        if what in since:
             found.append(f"{what} twice")
+        parked = routes[line["path"]] == "@park"
+        if parked:
+            since.clear()
+        else:  # it may be parked again
+            since -= {one for one in since if routes[one.partition("?")[0]] == "@park"}
         since.add(what)
     return found
 
