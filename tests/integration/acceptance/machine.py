@@ -239,15 +239,16 @@ class Machine:
         finally:
             connection.close()
 
-    def act(self, name: str, action: str, *, wait: bool = True, **more: Any) -> None:
-        """What `capyctl <action> deployment <name> --wait` does, without a process of its own."""
+    def act(self, name: str, action: str, *, wait: bool = True, **more: Any) -> dict[str, Any]:
+        """What `capyctl <action> deployment <name> --wait` does, without a process of its own. Returns the receipt."""
         view = self.view(name)
         deadline_ms = time.time_ns() // 1_000_000 + 60_000
         body = {"expected_revision": int(view["revision"]), "action": action, "deadline_ms": deadline_ms, **more}
-        operation = self.manage("POST", f"/deployments/{view['id']}/actions", body)["operation_id"]
+        receipt = dict(self.manage("POST", f"/deployments/{view['id']}/actions", body))
         if wait:
-            end = until(lambda: self._ended(operation), 30, f"the end of {action} {name}")
+            end = until(lambda: self._ended(receipt["operation_id"]), 30, f"the end of {action} {name}")
             assert end == "succeeded", end
+        return receipt
 
     def _ended(self, operation: str) -> str | None:
         state = str(self.manage("GET", f"/operations/{operation}")["state"])

@@ -94,7 +94,7 @@ class ParkMachine(Machine):
         assert self.view(name)["checkpoint"]["state"] == "measured", self.view(name)["checkpoint"]
 
     def state_of(self, name: str) -> str:
-        return str(self.instance(name)["state"]).lower()
+        return str(self.instance(name)["observed_state"])
 
     def on_card(self) -> dict[str, str]:
         """What the ledger charges on the card, by deployment name."""
