@@ -105,6 +105,8 @@ def _sleeps(change: Change, before: InstanceRow) -> bool:
     if before.phase in (ResidencyPhase.PARKED, ResidencyPhase.WAKE_PLANNED):
         return True
     event = change.event
+    if not isinstance(event, e.Outcome) or event.incarnation != before.run.incarnation:
+        return False
     shown = isinstance(event, e.ParkConfirmed) or (isinstance(event, e.Probed) and bool(event.resident))
     unasked = isinstance(event, e.WakeFailed) and event.unsent is not None
     return shown or unasked
@@ -150,7 +152,7 @@ def tr_40_only_what_sleeps_is_reclaimed(change: Change) -> bool:
         before = change.before.instances.get(lane)
         if before is row or not _reclaimed(row) or (before is not None and _reclaimed(before)):
             continue
-        if before is None or not before.is_parked or before.wish is not None:
+        if before is None or not _sleeps(change, before) or before.wish is not None:
             return False
         spec = change.book.deployments[lane.deployment].spec
         if spec.warm or spec.activation is Activation.EXPLICIT:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
 import pytest
-from simulation import Life, checked
+from simulation import Life, checked, recording
 from world import Shell, shell
-from world_values import VLLM, Client, Model
+from world_values import VLLM, Client, Model, policy
 
 from capyctl.control import events as e
 from capyctl.control import orders as o
-from capyctl.fsm import operation, request
+from capyctl.fsm import operation, request, residency
 from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import DeploymentId, Millis, Residency
 
 PLAIN = Model(name="a", ready_gib=6, cold_gib=6)
 DEEP = attrs.evolve(PLAIN, traits=VLLM, residency=Residency.DEEP, ready_gib=5, cold_gib=5)
+SMALL = attrs.evolve(DEEP, ready_gib=3, cold_gib=3)
+GROWING = attrs.evolve(DEEP, residue_gib=0.5, residue_grows_gib=0.6)
 LIMIT_MS = 2 * 3_600_000
+
+Story = Callable[[Shell, DeploymentId, DeploymentId], None]
+
+
+def nothing_yet(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    """Both models are deployed, and stopped."""
 
 
 def start(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
@@ -64,32 +74,134 @@ def revise_and_delete(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
     here.run(40_000)
 
 
-STORIES: tuple[tuple[Callable[[Shell, DeploymentId, DeploymentId], None], Model], ...] = (
-    (start, PLAIN),
-    (stop, PLAIN),
-    (switch, PLAIN),
-    (switch, DEEP),
-    (park_and_wake, DEEP),
-    (revise_and_delete, PLAIN),
-)
+# --- parks and wakes that go wrong: from a model that serves, or that sleeps ---------------------------
 
 
-@pytest.mark.parametrize(("story", "model"), STORIES, ids=[f"{one.__name__}-{m.residency.value}" for one, m in STORIES])
-def test_a_crash_at_every_boundary_is_recovered(
-    story: Callable[[Shell, DeploymentId, DeploymentId], None], model: Model
-) -> None:
+def serving(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    here.start(a)
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.run(1_000)
+
+
+def sleeping(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    serving(here, a, b)
+    here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).is_parked)
+    here.run(1_000)
+
+
+def park_under(*faults: str, for_ms: int = 20_000) -> Story:
+    """It is parked while something goes wrong, and then wanted again."""
+
+    def story(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+        here.faults.percent = dict.fromkeys(faults, 100)
+        here.park(a)
+        here.run(7_000)
+        here.faults.percent = {}
+        here.ask("a")
+        here.run(for_ms)
+
+    return story
+
+
+def wake_under(*faults: str) -> Story:
+    """It is wanted while something goes wrong."""
+
+    def story(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+        here.faults.percent = dict.fromkeys(faults, 100)
+        here.ask("a")
+        here.run(7_000)
+        here.faults.percent = {}
+        here.run(20_000)
+
+    return story
+
+
+def stopped_while_it_parks(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    here.park(a)
+    here.run(5_000, until=lambda: here.lane(a).phase in residency.PARKING)
+    here.stop(a)
+    here.run(20_000)
+
+
+def stopped_while_it_wakes(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    here.ask("a")
+    here.run(5_000, until=lambda: here.lane(a).phase in residency.WAKING)
+    here.stop(a)
+    here.run(20_000)
+
+
+def reclaimed_for_another(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    """There is a place for one copy: the older one leaves it."""
+    here.start(b)
+    here.run(30_000, until=lambda: here.lane(b).gate_open)
+    here.park(b)
+    here.run(15_000)
+
+
+def prepared_ahead(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    here.start(a, park=True)
+    here.run(30_000)
+
+
+def parked_until_it_outgrows(here: Shell, a: DeploymentId, b: DeploymentId) -> None:
+    """Its second copy is more than twice the first: the third park is a stop."""
+    for _ in range(2):
+        here.ask("a")
+        here.run(20_000, until=lambda: here.lane(a).gate_open)
+        here.run(1_500)
+        here.park(a)
+        here.run(15_000, until=lambda: not here.lane(a).is_ready and not here.lane(a).in_progress)
+
+
+STORIES: dict[str, tuple[Story, Story, Model, str]] = {
+    "start": (nothing_yet, start, PLAIN, "activation: .* LaunchReady"),
+    "stop": (nothing_yet, stop, PLAIN, "cleanup: .* Terminated"),
+    "switch": (nothing_yet, switch, PLAIN, "switch: .* VictimReleased"),
+    "switch that parks": (nothing_yet, switch, DEEP, r"residency: .* WakeConfirmed \[.*no stop waits"),
+    "park and wake": (nothing_yet, park_and_wake, DEEP, r"residency: .* WakeConfirmed \[.*no stop waits"),
+    "revise and delete": (nothing_yet, revise_and_delete, PLAIN, "deployment: .* InstancesSettled"),
+    "release unanswered": (serving, park_under("order_lost"), DEEP, "residency: .* OrderLost .*no stop waits"),
+    "release answered late": (serving, park_under("order_late", for_ms=140_000), DEEP, "ParkConfirmed .*no stop waits"),
+    "release that frees nothing": (serving, park_under("park_left"), DEEP, "residency: .* OrderLost .*no stop waits"),
+    "release refused": (serving, park_under("park_refused"), DEEP, "ParkRefused .*without P-UNSENT"),
+    "release never asked for": (serving, park_under("park_refused_unsent"), DEEP, "ParkRefused .*with P-UNSENT"),
+    "engine dies as it parks": (serving, park_under("park_dies"), DEEP, "residency: .* OrderLost "),
+    "stop while it parks": (serving, stopped_while_it_parks, DEEP, "ParkConfirmed .*and a stop waits"),
+    "restore unanswered": (sleeping, wake_under("order_lost"), DEEP, "residency: .* OrderLost .*no stop waits"),
+    "wake answers otherwise": (sleeping, wake_under("wake_mismatch"), DEEP, "WakeFailed .*may have been asked for"),
+    "canary unanswered": (sleeping, wake_under("wake_mute"), DEEP, "WakeConfirmed .*the canary did not"),
+    "restore fails": (sleeping, wake_under("wake_fails"), DEEP, "WakeFailed .*may have been asked for"),
+    "restore never asked for": (sleeping, wake_under("wake_refused_unsent"), DEEP, "WakeFailed .*with P-UNSENT"),
+    "stop while it wakes": (sleeping, stopped_while_it_wakes, DEEP, "WakeConfirmed .*and a stop waits"),
+    "reclaim": (sleeping, reclaimed_for_another, SMALL, "residency: parked StopRequested"),
+    "preinitialize": (nothing_yet, prepared_ahead, attrs.evolve(SMALL, instances=2), "residency: .* ParkConfirmed"),
+    "growth": (sleeping, parked_until_it_outgrows, GROWING, "ParkRequested .*a park cannot give it"),
+}
+"""Name -> what was before, what happens while the controller dies once, what both models are, a row that is taken."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_crash_at_every_boundary_is_recovered(name: str) -> None:
+    before, story, model, taken = STORIES[name]
+    few = (policy("h1", max_parked=1),) if name == "reclaim" else (policy("h1"),)
     for crash_at in itertools.count(1):
-        here = checked(shell(7))
+        here = checked(shell(7, sample_ms=5_000, policies=few))
         a = here.deploy(model)
         b = here.deploy(attrs.evolve(model, name="b"))
         here.run(5_000)
+        before(here, a, b)
         here.crash_at = here.boundaries + crash_at
-        story(here, a, b)
+        fired: Counter[str] = Counter()
+        with recording(fired):
+            story(here, a, b)
         crashed = here.crashes
+        here.crash_at = None
         Life(7, here, [], [], 0, 0).come_to_rest()
         probe(here)
         if not crashed:
             assert crash_at > 10
+            assert any(re.search(taken, row) for row in fired), sorted(fired)
             return
 
 
