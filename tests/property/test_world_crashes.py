@@ -162,7 +162,12 @@ STORIES: dict[str, tuple[Story, Story, Model, str]] = {
     "park and wake": (nothing_yet, park_and_wake, DEEP, r"residency: .* WakeConfirmed \[.*no stop waits"),
     "revise and delete": (nothing_yet, revise_and_delete, PLAIN, "deployment: .* InstancesSettled"),
     "release unanswered": (serving, park_under("order_lost"), DEEP, "residency: .* OrderLost .*no stop waits"),
-    "release answered late": (serving, park_under("order_late", for_ms=220_000), DEEP, "ParkConfirmed .*no stop waits"),
+    "release answered late": (
+        serving,
+        park_under("order_late", for_ms=180_000),
+        DEEP,
+        "residency: .* Ticked .*no stop",
+    ),
     "release that frees nothing": (serving, park_under("park_left"), DEEP, "residency: .* OrderLost .*no stop waits"),
     "release refused": (serving, park_under("park_refused"), DEEP, "ParkRefused .*without P-UNSENT"),
     "release never asked for": (serving, park_under("park_refused_unsent"), DEEP, "ParkRefused .*with P-UNSENT"),
