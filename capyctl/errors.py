@@ -74,6 +74,7 @@ CODES: dict[str, Code] = _codes(
     ("unsupported", 5, 400, False),
     ("unsupported_capability", 5, 409, False),
     ("capability_missing", 5, 409, False),
+    ("residency_tier", 5, 409, False),
     ("host_capability_missing", 5, 409, False),
     ("store_from_newer_version", 5, 500, False),
     ("multi_gpu_unsupported", 5, 400, False),

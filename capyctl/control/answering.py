@@ -26,6 +26,7 @@ from capyctl.ledger.victims import LIFTED
 
 WAITS_MS: Final = Millis(5_000)
 """How long an answer is owed at most; then the receipt goes out as it is."""
+CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "startup_requires_empty_host"})
 PLANNED = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 
 
@@ -66,11 +67,21 @@ def settle(book: Book, event: e.Event) -> None:
         if (refused or owed.times > 1) and _is_of(event, key):
             book.due.at(book.now_ms, "answer", key)  # the step that took the command changes what a command changes
         elif state is not None and refused:
-            _answer(book, key, owed, Reply(key=key, code=state.code, message=state.reason))
+            _answer(book, key, owed, Reply(key=key, code=state.code, message=_refusal(book, state)))
             if book.receipts.pop(key, None) is not None:
                 book.touch("receipt", key)
         else:
             _answer(book, key, owed, Reply(key=key, receipt=_named(book, key, owed, state)))
+
+
+def _refusal(book: Book, state: operation.State) -> str:
+    """Which instance cannot be placed and why; where it is memory that lacks, what may be done about it."""
+    owner = book.deployments.get(state.deployment)
+    index = next((target.index for target in state.targets if target.result is operation.Result.FAILED), 0)
+    text = f"{owner.spec.name}/{index}: {state.reason}" if owner is not None else state.reason
+    if state.code not in CAPACITY:
+        return text
+    return f"{text} Nobody was released. Stop what is in its way, or leave --evict out to wait for memory."
 
 
 def _is_of(event: e.Event, key: str) -> bool:

@@ -188,10 +188,10 @@ class RestartOnly:
         return None
 
     async def release(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
-        raise Refusal("unsupported_capability", "this engine gives its memory back only when it stops")
+        raise Refusal("residency_tier", "this engine gives its memory back only when it stops")
 
     async def restore(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
-        raise Refusal("unsupported_capability", "this engine was never parked")
+        raise Refusal("residency_tier", "this engine was never parked")
 
     async def alive_parked(self, client: Client) -> bool:
         return False

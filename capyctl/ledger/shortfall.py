@@ -154,11 +154,13 @@ def _memory(short: Shortfall, names: Names) -> str:
 def _parked(short: Shortfall, names: Names) -> str:
     text = f"a parked copy needs {_amount(short.needs_bytes)} on {_place(short)}; "
     text += f"{_amount(short.free_bytes)} free of the {_amount(short.limit_bytes)} for parked models"
-    return text + (f"; held by {listed(short.others, names)}." if short.others else ".")
+    if not short.others:
+        return f"{text}. Raise its parked limit, or state residency: restart_only."
+    return f"{text}; held by {listed(short.others, names)}. Stop one of them, or raise the parked limit."
 
 
 def _parked_count(short: Shortfall, names: Names) -> str:
-    return f"{short.count} instances are parked on {short.host_name}, {short.count_max} at most."
+    return f"{short.count} instances are parked on {short.host_name}, {short.count_max} at most. Stop one of them."
 
 
 def _device(short: Shortfall, names: Names) -> str:

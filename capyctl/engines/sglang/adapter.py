@@ -208,13 +208,13 @@ class SglangAdapter:
     async def release(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
         """Give weights and cache back. Raises: as `parking.release`."""
         if not facts.residency.parks:
-            raise Refusal("unsupported_capability", "a restart_only engine gives its memory back only when it stops")
+            raise Refusal("residency_tier", "a restart_only engine gives its memory back only when it stops")
         await parking.release(client, limit_s)
 
     async def restore(self, client: Client, facts: LaunchFacts, limit_s: float) -> None:
         """Take them back, load dropped weights, forget every prompt. Raises: as `parking.resume`."""
         if not facts.residency.parks:
-            raise Refusal("unsupported_capability", "a restart_only engine was never parked")
+            raise Refusal("residency_tier", "a restart_only engine was never parked")
         await parking.resume(client, facts.residency, facts.model_dir, limit_s)
 
     async def alive_parked(self, client: Client) -> bool:

@@ -121,7 +121,10 @@ def fraction(facts: LaunchFacts) -> str:
         free = facts.available.get(domain) or facts.capacity.get(domain, 0)
         if free <= 0 or pool <= 0:
             code = "insufficient_device_memory" if cards else "insufficient_memory"
-            raise Refusal(code, f"{format_size(free)} of {domain} is free; SGLang is told a share of it")
+            short = (
+                f"{format_size(free)} of {domain} is free, and SGLang is told a share of it; stop what holds the rest"
+            )
+            raise Refusal(code, short)
         shares.append(min(_STEPS - 1, max(1, pool * _STEPS // free)))
     return f"{min(shares) / _STEPS:.4f}"
 

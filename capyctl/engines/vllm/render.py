@@ -203,7 +203,8 @@ def utilization(launch: Launch) -> str:
             share = max(0, free - _SLACK_BYTES) * 10_000 // total / 10_000
         if share <= 0:
             raise Refusal(
-                "insufficient_device_memory", f"{format_size(free or 0)} of {domain} is free, which is too little"
+                "insufficient_device_memory",
+                f"{format_size(free or 0)} of {domain} is free, which is too little; stop what holds the rest",
             )
         shares.append(share)
     return f"{min(shares):.4f}".rstrip("0").rstrip(".")

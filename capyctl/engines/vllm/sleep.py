@@ -34,7 +34,7 @@ async def sleep(client: Client, residency: Residency, version: str, limit_s: flo
     """
     level = LEVELS.get(residency)
     if level is None:
-        raise Refusal("unsupported_capability", f"a {residency.value} engine gives its memory back only when it stops")
+        raise Refusal("residency_tier", f"a {residency.value} engine gives its memory back only when it stops")
     said = await _call(client, f"/sleep?level={level}", b"", limit_s)
     if states_itself(version):
         _expect("/sleep", said, {"status": "sleeping", "level": level})
@@ -48,7 +48,7 @@ async def wake(client: Client, residency: Residency, version: str, limit_s: floa
     All calls share `limit_s`. Raises: as `sleep`.
     """
     if residency not in LEVELS:
-        raise Refusal("unsupported_capability", f"a {residency.value} engine was never parked")
+        raise Refusal("residency_tier", f"a {residency.value} engine was never parked")
     ends = time.monotonic() + limit_s
 
     def left() -> float:

@@ -88,7 +88,7 @@ def test_commands_say_what_happened_and_timers_and_limits_do_the_rest(tmp_path: 
         here.put("big", "vllm", 4 * GIB, 20 * GIB)
         refused = here.command("start", "deployment", "big", "--evict")
         assert refused.status == 4
-        assert refused.error.startswith("error [insufficient_resources]: needs 20.0 GiB on gpu0 of ")
+        assert refused.error.startswith("error [insufficient_resources]: big/0: needs 20.0 GiB on gpu0 of ")
         assert here.state_of("warm") == here.state_of("asked") == "ready"
         assert here.terminate() == 0
 
