@@ -504,8 +504,10 @@ def _last_words(event: f.EngineExited) -> Problem:
 
 
 def note_exit(state: State, event: f.EngineExited) -> State:
-    """the exit is a stop that waits for the order's outcome"""
-    return _run(state, pending=stronger(state.run.pending, _exit_stop(event)), last_error=_last_words(event))
+    """the exit is a stop that waits for the order's outcome; in a wake it is a failed wake"""
+    kind = StopKind.FAILED_WAKE if state.phase in WAKING else StopKind.EXIT  # somebody waits for a wake
+    stop = attrs.evolve(_exit_stop(event), kind=kind)
+    return _run(state, pending=stronger(state.run.pending, stop), last_error=_last_words(event))
 
 
 def serve_again(state: State, event: f.Fact) -> State:

@@ -547,7 +547,8 @@ def a_wake_nobody_waits_for_is_not_tried(told: Told) -> bool:
 
 
 def exits_end_the_run(told: Told) -> bool:
-    """An exit of the engine ends whatever is resident: at once, or once the order in flight is classified."""
+    """An exit of the engine ends whatever is resident: at once, or once the order in flight is classified. In a wake,
+    for which somebody waits, it is a failed wake."""
     before, event, after = told.before, told.event, told.after
     if not isinstance(before, residency.State) or not isinstance(event, f.EngineExited):
         return True
@@ -555,7 +556,10 @@ def exits_end_the_run(told: Told) -> bool:
         return told.nothing
     closes = g.Closure.ENGINE_EXIT in {order.reason for order in told.ordered(g.ReasonAdded)}
     if before.phase in RELEASED | WOKEN:
-        return closes and after.run.pending is not None and after.phase is before.phase
+        kind = StopKind.FAILED_WAKE if before.phase in WOKEN else StopKind.EXIT
+        pending = after.run.pending
+        noted = pending is not None and (before.run.pending is not None or pending.kind is kind)
+        return closes and noted and after.phase is before.phase
     assert isinstance(after, cleanup.State)
     assert after.stop is not None
     kept = before.stop is not None and before.stop.kind not in GENTLE and before.stop.rank > 1

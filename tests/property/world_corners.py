@@ -542,6 +542,33 @@ def a_wake_that_was_never_asked_for_leaves_the_copy_as_it_was() -> None:
     assert len(here.launches) == 1
 
 
+def an_engine_that_dies_in_a_wake_is_started_again_for_whoever_waits() -> None:
+    """Whichever is told first, its exit or the wake's lost answer."""
+    for seen_first in (True, False):
+        here, a = begun(DEEP)
+        here.park(a)
+        reaches(here, a, ResidencyPhase.PARKED)
+        here.faults.percent = {"order_silent": 100}
+        client = here.ask("a")
+        reaches(here, a, ResidencyPhase.WAKE_ARMED)
+        (engine,) = here.engines()
+        token = here.lane(a).run.token
+        assert token is not None
+        lost = e.OrderLost(now_ms=Millis(here.now), incarnation=engine.incarnation, token=token, reason="closed")
+        exited = e.EngineExited(
+            now_ms=Millis(here.now), incarnation=engine.incarnation, role=Role.API, status=1, reason="segfault"
+        )
+        here.faults.percent = {}
+        here.exit(engine, news=False)
+        for news in (exited, lost) if seen_first else (lost, exited):
+            here.tell(news)
+        here.run(120_000, until=lambda here=here, a=a: here.lane(a).gate_open)
+        assert here.lane(a).gate_open, seen_first
+        here.run(60_000)
+        assert client.told == "ok", seen_first
+        assert len(here.launches) == 2
+
+
 def a_park_whose_answer_never_comes_is_looked_at_and_adopted() -> None:
     here, a = begun(DEEP)
     here.faults.percent = {"order_silent": 100}
@@ -1094,6 +1121,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     a_stop_waits_for_the_park_in_flight,
     a_stop_waits_for_the_wake_in_flight,
     a_wake_that_was_never_asked_for_leaves_the_copy_as_it_was,
+    an_engine_that_dies_in_a_wake_is_started_again_for_whoever_waits,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
     a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled,
     a_start_while_it_parks_wakes_it_once_it_is_parked,
