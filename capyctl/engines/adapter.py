@@ -98,10 +98,11 @@ class Adapter(Protocol):
         """Whether `abort` ends a request by the id that it was sent with."""
 
     @property
-    def loopback_only(self) -> bool:
-        """Whether the host must see for itself that no process of a launch listens outside loopback.
+    def workers_listen(self) -> bool:
+        """Whether processes behind the API may listen beyond loopback, on ports of their own.
 
-        True where nobody checked what the program was told; the listeners of other families are rendered.
+        True where a library does so whatever it is told: PyTorch's rendezvous store takes every interface, at a
+        world of one rank too. The API process, and the leased port, are held to loopback for every family.
         """
 
     def preflight(self) -> None:
@@ -178,7 +179,7 @@ class RestartOnly:
         return False
 
     @property
-    def loopback_only(self) -> bool:
+    def workers_listen(self) -> bool:
         return False
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:

@@ -106,12 +106,12 @@ class Custody:
             _log.info("segments.removed", extra={"fields": fields})
 
     async def exposed(self, engine: Engine) -> str | None:
-        """Where the launch listens beyond loopback, in words; None while it does not, or may."""
-        if not engine.adapter.loopback_only:
-            return None
+        """Where the launch listens beyond loopback and must not, in words; None while it does not."""
         found = await in_thread(
             lambda: listeners.exposed([member.pid for member in identity.group_members(engine.api)])
         )
+        if engine.adapter.workers_listen:
+            found = tuple(one for one in found if one.pid == engine.api.pid or one.port == engine.record.port)
         if not found:
             return None
         places = ", ".join(str(one) for one in found)

@@ -128,11 +128,16 @@ class Launching:
                     await sample(group)
                     await trio.sleep(PEAK_EVERY_S)
 
-        async def look_around() -> None:
+        async def look_around(scope: trio.CancelScope) -> None:
+            nonlocal outcome
             pause_s = OVERSEE_FIRST_S
             while True:
                 await trio.sleep(pause_s)
                 await self.custody.note_segments(engine.incarnation, engine.processes)
+                exposed = await self.custody.exposed(engine)  # it may load for minutes with its door open
+                if exposed is not None:
+                    outcome = Failure("launch_failed", exposed)
+                    scope.cancel()
                 pause_s = min(2 * pause_s, OVERSEE_STARTING_S)
 
         async def stop_at_exit(scope: trio.CancelScope) -> None:
@@ -143,7 +148,7 @@ class Launching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_at_exit, nursery.cancel_scope)
                 nursery.start_soon(sample_peak)
-                nursery.start_soon(look_around)
+                nursery.start_soon(look_around, nursery.cancel_scope)
                 outcome = await engine.become_ready()
                 exposed = await self.custody.exposed(engine) if isinstance(outcome, Usable) else None
                 if exposed is not None:

@@ -51,8 +51,8 @@ class CustomAdapter(RestartOnly):
         return False
 
     @property
-    def loopback_only(self) -> bool:
-        return True
+    def workers_listen(self) -> bool:
+        return False
 
     def preflight(self) -> None:
         """Blocking: the program and the manifest are those that were confirmed.

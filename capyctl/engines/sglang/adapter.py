@@ -66,8 +66,8 @@ class SglangAdapter:
         return aborts(self.registered.version)
 
     @property
-    def loopback_only(self) -> bool:
-        return False
+    def workers_listen(self) -> bool:
+        return True
 
     def preflight(self) -> None:
         """Look at the installation again before a launch. Blocking.

@@ -59,8 +59,8 @@ class VllmAdapter:
         return False
 
     @property
-    def loopback_only(self) -> bool:
-        return False
+    def workers_listen(self) -> bool:
+        return True
 
     def preflight(self) -> None:
         """Look at the installation again before a launch. Blocking.

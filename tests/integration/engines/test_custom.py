@@ -297,7 +297,7 @@ async def test_it_is_ready_by_health_and_a_question_and_idle_as_it_says(
     place = attrs.evolve(place, program=server.executable)
     place.write(api=api, command=[*COMMAND, "--api", api], health="/healthz" if idle is JSON_IDLE else None, idle=idle)
     adapter = CustomAdapter(registered=place.add(args=["--slots", "2"]))
-    assert adapter.loopback_only
+    assert not adapter.workers_listen
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -9,7 +9,8 @@ call is a line of `--diary`. `--fault` makes it misbehave:
 lost_sleep, lost_wake (done, and the connection closes without an answer), slow_sleep (done, answered after
 30 s), keeps (a 200 that frees nothing), late (frees 1 s after its 200), dies (exits after its 200), refuses (409),
 other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), door
-(listens on every address as well), door_later (1 s after its start).
+(listens on every address as well), door_later (1 s after its start), worker_door (a child of it does), open
+(its own port is on every address).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 SLEEPER = (
     "import signal,sys,time\nif 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
 )
+WORKER_DOOR = "import socket,time\nd = socket.create_server(('0.0.0.0', 0)); print('', flush=True); time.sleep(600)"
 running = 0
 lock = threading.Lock()
 options = argparse.Namespace()
@@ -207,7 +209,9 @@ def main() -> None:
         kept.append(door)
     if args.fault == "door_later":
         threading.Timer(1.0, lambda: kept.append(socket.create_server(("0.0.0.0", 0)))).start()
-    server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    if args.fault == "worker_door":
+        subprocess.Popen([sys.executable, "-S", "-c", WORKER_DOOR], stdout=subprocess.PIPE).stdout.readline()
+    server = ThreadingHTTPServer(("0.0.0.0" if args.fault == "open" else "127.0.0.1", args.port), Handler)
     server.daemon_threads = True
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

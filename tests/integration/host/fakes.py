@@ -30,7 +30,7 @@ class FakeAdapter(RestartOnly):
     family: str = "fake"
     eof_settles: bool = True
     parking: bool = True
-    private: bool = True
+    workers_listen: bool = False
 
     @property
     def parks(self) -> bool:
@@ -39,10 +39,6 @@ class FakeAdapter(RestartOnly):
     @property
     def aborts(self) -> bool:
         return True
-
-    @property
-    def loopback_only(self) -> bool:
-        return self.private
 
     def preflight(self) -> None:
         pass

@@ -433,12 +433,25 @@ async def test_a_restarted_role_removes_what_an_engine_left(host: Host, model: P
 
 async def test_an_engine_that_listens_beyond_loopback_is_not_served(host: Host, model: Path, diary: Path) -> None:
     async with host() as running:
-        result = await running.agent.handle(launch(model, fault="door"))
+        result = await running.agent.handle(launch(model, fault="worker_door"))
         assert isinstance(result, m.LaunchRefused)
         assert "listens beyond loopback, where no key guards it: 0.0.0.0:" in result.reason
-        running.agent.registry.one.private = False  # type: ignore[attr-defined]
-        assert isinstance(await running.agent.handle(launch(model, 2, fault="door")), m.Launched)
-        await stopped(running, incarnation(2))
+
+
+@pytest.mark.parametrize("fault", ["door", "open"])
+async def test_a_family_whose_workers_listen_by_themselves_is_held_to_it_at_its_api(host, model, fault) -> None:
+    async with host() as running:
+        running.agent.registry.one.workers_listen = True
+        result = await running.agent.handle(launch(model, fault=fault))
+        assert isinstance(result, m.LaunchRefused)
+        assert "listens beyond loopback, where no key guards it: 0.0.0.0:" in result.reason
+
+
+async def test_a_rendezvous_of_workers_beyond_loopback_is_let_be_where_a_library_makes_it(host, model) -> None:
+    async with host() as running:
+        running.agent.registry.one.workers_listen = True
+        assert isinstance(await running.agent.handle(launch(model, fault="worker_door")), m.Launched)
+        await stopped(running, incarnation())
 
 
 async def test_an_engine_that_opens_a_door_later_is_ended(host, model, diary, monkeypatch) -> None:
