@@ -110,14 +110,14 @@ def lacks_core(defined: dict[str, str], always: list[str]) -> str:
 def lacks_deep_park(defined: dict[str, str]) -> str:
     """What a park needs and this build lacks, or nothing."""
     if "--enable-memory-saver" not in defined:
-        return "this build has no option --enable-memory-saver"
+        return "the option --enable-memory-saver"
     if importlib.util.find_spec("torch_memory_saver") is None:
-        return "the package torch_memory_saver is not installed"
+        return "the package torch_memory_saver"
     if not {"TorchMemorySaverAdapter"} <= names_in("srt/utils/torch_memory_saver_adapter.py"):
-        return "this build has no adapter for the memory saver"
+        return "an adapter for the memory saver"
     routes = names_in("srt/entrypoints/http_server.py")
     missing = [route for route in ROUTES if route not in routes]
-    return f"this build has no route /{missing[0]}" if missing else ""
+    return f"the route /{missing[0]}" if missing else ""
 
 
 def lacks_observation() -> str:
@@ -208,7 +208,7 @@ def enrol(arguments: Any, defined: dict[str, str]) -> None:
         stage = "library"
         lacks = lacks_deep_park(defined)
         if lacks:
-            raise ImportError(lacks)
+            raise ImportError(f"this installation lacks {lacks}")
         check_library()
     except Exception as error:
         tell({"event": "capyctl_saver_enrollment_refused", "stage": stage, "exception": type(error).__name__})
