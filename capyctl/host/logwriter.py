@@ -38,7 +38,18 @@ _NAMED = re.compile(
 )
 _FLAG = re.compile(r"--[\w.-]*$")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+([A-Za-z0-9._~+/=-]{4,})")
-_HUB = re.compile(r"\bhf_[A-Za-z0-9]{6,}")
+_KEYS = re.compile(  # keys that tell by their shape whose they are, however short
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{6,}"
+    r"|sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
+    r"|xox[a-z]-[A-Za-z0-9-]{8,}"
+    r"|AIza[A-Za-z0-9_-]{30,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"
+    r"|capy-[A-Za-z0-9_-]{24,}"
+    r")"
+)
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#\"'<>@]*@)?([^\s?#\"'<>]*)(\?[^\s#\"'<>]*)?(#[^\s\"'<>]*)?")
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{48,}")
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -63,7 +74,7 @@ class Redactor:
             text = _URL.sub(_url, text)
         text = _BEARER.sub(rf"\1 {MASK}", text)
         text = _NAMED.sub(_named, text)
-        text = _HUB.sub(MASK, text)
+        text = _KEYS.sub(MASK, text)
         return _RUN.sub(_run, text) if len(text) >= 48 else text
 
     @property
