@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import socket
 import struct
 import traceback
@@ -178,6 +179,8 @@ class Http1(H11Protocol):
 
     async def _handle_events(self) -> None:
         while True:
+            at_head = self.connection.their_state is h11.IDLE
+            before = self.connection.trailing_data[0] if at_head else b""
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
@@ -185,7 +188,7 @@ class Http1(H11Protocol):
                 return
             if isinstance(event, h11.Request):
                 self._owner.head_ended()
-                problem = _problem(event)
+                problem = _problem(event, before[: len(before) - len(self.connection.trailing_data[0])])
                 if problem is not None:
                     await self._refuse(*problem)
                     return
@@ -447,13 +450,26 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _problem(request: h11.Request) -> tuple[int, str] | None:
-    """What h11 lets pass and this listener does not: status and message."""
+_LENGTHS: Final = re.compile(rb"\n(?:content-length|transfer-encoding):([^\r\n]*)", re.IGNORECASE)
+_FOLDED: Final = re.compile(rb"\n[ \t]")
+
+
+def _problem(request: h11.Request, head: bytes) -> tuple[int, str] | None:
+    """What h11 lets pass and this listener does not: status and message.
+
+    `head` is the block as it came: h11 has unfolded the lines and made one length of equal ones, which a proxy in
+    front may have read otherwise.
+    """
     if request.http_version not in (b"1.1", b"1.0"):
         return 505, "this listener speaks HTTP/1.1"
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and b"content-length" in names:
         return 400, "Content-Length and Transfer-Encoding exclude each other"
+    if _FOLDED.search(head):
+        return 400, "a header goes on over a second line; send it on one"
+    lengths = _LENGTHS.findall(head)
+    if len(lengths) > 1 or any(b"," in length for length in lengths):
+        return 400, "Content-Length is stated more than once"
     size = sum(len(name) + len(value) + 4 for name, value in request.headers) + len(request.target)
     if len(names) > HEADERS_MAX or size > HEAD_BYTES_MAX:
         return 431, f"at most {HEADERS_MAX} headers in {HEAD_BYTES_MAX} bytes"
