@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -24,6 +24,7 @@ import trio
 from capyctl.control.events import Command
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Millis
+from capyctl.router.answers import clean
 from capyctl.router.keys import Caller, Keys
 from capyctl.router.keys import Key as RingKey
 from capyctl.server.store import KEY_RECEIPTS_MAX, Key, KeyReceipt
@@ -77,13 +78,23 @@ class KeyRing:
         return [self._named[name] for name in sorted(self._named)]
 
     async def create(
-        self, command: Command, name: str, models: Sequence[str] | None, now_ms: Millis
+        self,
+        command: Command,
+        name: str,
+        models: Sequence[str] | None,
+        now_ms: Millis,
+        *,
+        deployed: Collection[str],
     ) -> tuple[KeyReceipt, str | None]:
         """Make a key; the second value is its token. The same command again has the same answer, and no effect.
 
         Its token is then None when the admin token has changed meanwhile: nobody can compute it any more.
-        Raises: Refusal `invalid_request` for the name, `idempotency_conflict` when it is taken or the command's
-        identity was used for another, `category_limit`; Failure when it cannot be stored.
+
+        Args:
+          models: names of deployments that it is confined to; None for all, those of later too.
+          deployed: the names that there are now.
+        Raises: Refusal `invalid_request` for the name or the models, `idempotency_conflict` when it is taken or the
+        command's identity was used for another, `category_limit`; Failure when it cannot be stored.
         """
         async with self._one:
             known = self._recall(command)
@@ -94,6 +105,8 @@ class KeyRing:
                 return known, token
             if not _NAME.fullmatch(name) or name == FIRST:
                 raise Refusal("invalid_request", "a key's name is a-z, 0-9, '.', '_' or '-', at most 64 of them")
+            if models is not None:
+                _check_models(models, deployed)
             if name in self._named:
                 raise Refusal("idempotency_conflict", f"there is a key {name}. Delete it and make another")
             if len(self._named) >= KEYS_MAX:
@@ -169,6 +182,21 @@ class KeyRing:
             for key in self._named.values()
         ]
         self._ring = Keys((first, *named))
+
+
+def _check_models(models: Sequence[str], deployed: Collection[str]) -> None:
+    """A key that opens nothing is a slip. Raises: Refusal."""
+    if not models:
+        raise Refusal(
+            "invalid_request", "models: is empty, so the key would open nothing; leave it out for every model"
+        )
+    for name in models:
+        if name not in deployed:
+            raise Refusal(
+                "invalid_request",
+                f"models: there is no deployment {clean(name[:64])}. Deploy it first, or name one of those that "
+                "GET /management/v1/deployments lists",
+            )
 
 
 def _digest(token: str) -> str:

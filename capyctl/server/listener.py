@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import Final
+from typing import Any, Final
 
 import trio
 from hypercorn.config import Config
@@ -53,7 +53,24 @@ async def serve_management(
 async def _serve(
     app: QuartTrio, config: Config, stopping: trio.Event, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
-    await serve(app, config, shutdown_trigger=stopping.wait, task_status=task_status, mode="asgi")
+    await serve(_sends_whole(app), config, shutdown_trigger=stopping.wait, task_status=task_status, mode="asgi")
+
+
+def _sends_whole(app: QuartTrio) -> Any:  # Any: an ASGI application, as Hypercorn types it
+    """The application, its sends finished once begun.
+
+    With the last of an answer Hypercorn tells the application that the exchange is over and then closes the
+    connection, if it is to close. Quart ends the sending task at that word, and the close was never made.
+    """
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        async def send_whole(message: Any) -> None:
+            with trio.CancelScope(shield=True):
+                await send(message)
+
+        await app(scope, receive, send_whole)
+
+    return whole
 
 
 def _http_log() -> logging.Logger:

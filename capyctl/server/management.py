@@ -395,7 +395,8 @@ def _keys(app: QuartTrio, services: Services, door: Door) -> None:
         if type(name) is not str or not (models is None or _names(models)):
             raise Refusal("invalid_request", "expected a name, and models as a list of deployment names or null")
         with trio.CancelScope(shield=True):
-            made, token = await services.keys.create(command, name, models, services.clock())
+            deployed = services.deployment_names()
+            made, token = await services.keys.create(command, name, models, services.clock(), deployed=deployed)
         return answer({**_key_body(made), "key": token}, 201)
 
     async def delete_key(name: str) -> Response:

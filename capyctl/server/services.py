@@ -117,6 +117,10 @@ class Services:
         rows = views.deployments(self.world, self.clock())
         return sorted((self._with_engine(row) for row in rows), key=lambda row: str(row["id"]))
 
+    def deployment_names(self) -> frozenset[str]:
+        """What every deployment is called."""
+        return frozenset(row.spec.name for row in self.world.book.deployments.values())
+
     def deployment(self, identity: DeploymentId) -> dict[str, Any]:
         """One deployment's view. Raises: Refusal `not_found`."""
         view = views.deployment(self.world, identity, self.clock())

@@ -505,6 +505,7 @@ async def test_a_drained_host_takes_nothing_until_it_is_undrained(here):
 
 
 async def test_a_named_key_is_shown_once_confined_to_its_models_and_gone_when_deleted(here):
+    await here.deployed()
     status, made = await here.ask("POST", "/keys", {"name": "ci", "models": ["notes"]})
     assert status == 201
     token = made["key"]
@@ -543,6 +544,29 @@ async def test_a_key_command_sent_again_makes_no_second_key_and_answers_the_same
         assert fresh["key"] != first[1]["key"]
     stored = b"".join(path.read_bytes() for path in (tmp_path / "server").iterdir())
     assert first[1]["key"].encode() not in stored
+
+
+@pytest.mark.parametrize(("models", "named"), [(["notes", "nobody"], "nobody"), ([], "empty"), (["no\tes"], "no")])
+async def test_a_key_for_models_that_are_not_there_is_refused_with_the_name(here, models, named):
+    await here.deployed()
+    status, answer = await here.ask("POST", "/keys", {"name": "ci", "models": models})
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    assert named in answer["error"]["message"]
+    assert here.services.keys.named() == []
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1\r\nConnection: close", "HTTP/1.0"])
+async def test_a_connection_that_was_announced_to_close_is_closed(here, head):
+    host, _, port = here.address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        asked = f"GET /management/v1/hosts {head}\r\nHost: {here.address}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        await stream.send_all(asked.encode())
+        came = b""
+        with trio.fail_after(2):
+            while piece := await stream.receive_some():
+                came += piece
+    assert came.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in came.lower()
 
 
 async def test_drains_sent_again_have_one_receipt_each(here):
