@@ -147,7 +147,8 @@ class Life:
         return self.shell.rng
 
     @classmethod
-    def drawn(cls, seed: int, *, faults: dict[str, int] | None = None) -> Life:
+    def drawn(cls, seed: int, *, faults: dict[str, int] | None = None, parks: bool | None = None) -> Life:
+        """What a seed says, with these faults instead, or with models that park or do not."""
         rng = random.Random(seed)
         hosts = [policy("h1", managed=rng.choice((4, 7, 7, 8)), max_parked=rng.choice((1, 4)))]
         if rng.random() < 0.5:
@@ -175,7 +176,8 @@ class Life:
             attributed=rng.random() < 0.5,
         )
         checked(shell)
-        parks = rng.choice((False, True))
+        drawn_parks = rng.choice((False, True))
+        parks = drawn_parks if parks is None else parks
         models = [_model(rng, f"M{number}", parks=parks) for number in range(rng.randint(2, 5))]
         return cls(seed, shell, [], models, rng.choice((300, 1_000, 4_000)), rng.choice((50, 70, 90)))
 

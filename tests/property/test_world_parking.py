@@ -523,3 +523,26 @@ def test_what_nobody_uses_parks_and_what_nobody_wakes_stops() -> None:
     client = here.ask("a")
     here.run(60_000, until=lambda: client.told is not None)
     assert client.told == "ok"
+
+
+def test_one_verdict_ends_the_waits_of_all_copies_that_a_start_was_to_wake() -> None:
+    host = (policy("h1", capacity=12, managed=9, parked=4),)
+    here, (a, w) = world(
+        attrs.evolve(DEEP, instances=2, ready_gib=3, cold_gib=3),
+        attrs.evolve(DEEP, name="w", warm=True, ready_gib=7, cold_gib=7),
+        policies=host,
+    )
+    here.start(a)
+    here.run(30_000, until=lambda: here.lane(a).gate_open and here.lane(a, 1).gate_open)
+    here.park(a)
+    here.run(60_000, until=lambda: here.lane(a).is_parked and here.lane(a, 1).is_parked)
+    here.start(w)
+    here.run(60_000, until=lambda: here.lane(w).gate_open)
+    key = here.start(a, evict=True)
+    here.run(20_000)
+    assert here.lane(w).gate_open  # warm: it gives way for nobody
+    assert here.lane(a).is_parked
+    assert here.lane(a, 1).is_parked
+    refused = here.reply(key)
+    assert (refused.code, refused.receipt) == ("insufficient_resources", None)
+    assert not any(here.world.book.open_operations.values())

@@ -24,9 +24,11 @@ def rows(world: World, *, requests: bool = True) -> dict[tuple[str, str], object
     return {(one.kind, one.key): one.value for one in world.records() if requests or one.kind != "request"}
 
 
-def lived(seed: int, *, steps: int = 800, appetite: int | None = None) -> tuple[Life, list[e.Event], list[Step]]:
+def lived(
+    seed: int, *, steps: int = 800, appetite: int | None = None, parks: bool | None = None
+) -> tuple[Life, list[e.Event], list[Step]]:
     """A life without controller crashes, with every event that it was told and every step that it took."""
-    life = Life.drawn(seed, faults=FAULTS)
+    life = Life.drawn(seed, faults=FAULTS, parks=parks)
     if appetite is not None:
         life.appetite = appetite
     events: list[e.Event] = []
@@ -70,6 +72,24 @@ def test_the_journal_without_requests_gives_the_same_rows_where_no_request_decid
         again.handle(event)
     here = life.shell.world
     assert rows(again, requests=False) == rows(here, requests=False)
+
+
+def test_a_journal_with_parks_and_wakes_gives_the_same_rows() -> None:
+    """Measured copies, first and latest of each launch, and who waits for a wake are all told by events."""
+    replayed = 0
+    for seed in range(45, 75):
+        life, events, _ = lived(seed, appetite=0, parks=True, steps=1_000)
+        here = life.shell.world
+        again = World.load([], now_ms=events[0].now_ms, settings=life.shell.settings)
+        for event in events:
+            again.handle(event)
+        assert rows(again) == rows(here)
+        assert again.book.instances == here.book.instances
+        measured = any(row.parked_latest for row in here.book.instances.values())
+        replayed += measured and {e.ParkConfirmed, e.WakeConfirmed} <= {type(event) for event in events}
+        if replayed == 2:
+            return
+    raise AssertionError("no life parked and woke")
 
 
 @pytest.mark.parametrize("seed", range(40, 46))
