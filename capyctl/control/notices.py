@@ -25,6 +25,7 @@ STOPPED_SINCE = {
     StopKind.GROWTH: "its parked copy outgrew the bound",
     StopKind.FAILED_PARK: "its park could not be completed",
     StopKind.PRESSURE: "there was no room for its parked copy",
+    StopKind.EXIT: "its engine ended meanwhile",
 }
 """Why what was to be parked was stopped, for those who asked for the park and were not told sooner."""
 
@@ -123,11 +124,8 @@ def _stopped_instead(book: Book, lane: Lane, stop: Stop) -> None:
     """Whoever wanted it parked has its memory; that it is stopped, and why, is part of the outcome."""
     error = book.instances[lane].run.last_error
     why = f": {error.reason}" if error is not None else ""
-    if stop.kind is StopKind.EXIT:
-        operations.failed(book, lane, operations.PARK, "operation_failed", f"its engine ended meanwhile{why}")
-        return
     words = STOPPED_SINCE.get(stop.kind, "it was stopped meanwhile")
-    if stop.kind is StopKind.FAILED_PARK:
+    if stop.kind in (StopKind.FAILED_PARK, StopKind.EXIT):
         words += why
     operations.met_otherwise(book, lane, operations.PARK, words)
 
