@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from capyctl.control import outward
 from capyctl.errors import CapyError, lookup
 from capyctl.router.desk import Model
 
@@ -86,9 +87,9 @@ class Fault:
 
 
 def clean(message: str) -> str:
-    """An engine's words, fit to pass on: control characters replaced, cut to 2 KiB."""
+    """An engine's words, fit to pass on: control characters replaced, no places of the machine, cut to 2 KiB."""
     plain = "".join(char if char.isprintable() else " " for char in message[: 2 * MESSAGE_BYTES_MAX])
-    return plain.encode()[:MESSAGE_BYTES_MAX].decode("utf-8", "ignore").strip()
+    return outward.placeless(plain).encode()[:MESSAGE_BYTES_MAX].decode("utf-8", "ignore").strip()
 
 
 def engine_words(value: Any) -> tuple[str, str | None, str | None]:
