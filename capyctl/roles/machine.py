@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from capyctl.host.journal import JOURNAL_FILE, Journal, open_journal
 from capyctl.host.policy import host_policy
 from capyctl.host.ports import PortLeases
 from capyctl.ledger.charges import Ledger
-from capyctl.ledger.types import DomainKind, DomainPolicy
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 
 IDENTITY_FILE: Final = "host.json"
 DIGESTS_FILE: Final = "digests.json"
@@ -54,16 +54,26 @@ def machine_name() -> str:
     return name or "local"
 
 
-def host_identity(state_dir: Path, name: str) -> HostId:
+def host_identity(state_dir: Path, name: str, hosts: Mapping[HostId, HostPolicy]) -> HostId:
     """The host's id, made at the first start; the name it was made for must still be the machine's.
 
-    Raises: Refusal `host_name_changed`: a state that was copied to another machine must not speak for this one.
+    Args:
+      hosts: those of the store. Another id than theirs would be a second host, that owns none of its engines.
+    Raises: Refusal `host_name_changed`: a state that was copied to another machine must not speak for this one;
+    `unreconciled` for an identity that was lost or exchanged: none is made where one existed.
     """
     path = state_dir / IDENTITY_FILE
+    way_out = "restore it from a backup, or start with a new state directory"
+    if len(hosts) == 1:
+        (before,) = hosts.values()
+        said = json.dumps({"host_id": before.host, "name": before.name})
+        way_out = f"restore it from a backup, or write it anew with what the store says, mode 0600: {said}"
     try:
         stored = json.loads(places.read_owned(str(path), 4096))
         identity, known = str(stored["host_id"]), str(stored["name"])
     except FileNotFoundError:
+        if hosts or (state_dir / JOURNAL_FILE).exists():
+            raise Refusal("unreconciled", f"{path} is missing, and this host has served before; {way_out}") from None
         identity = ulid.fresh()
         places.write_new(str(path), json.dumps({"host_id": identity, "name": name}) + "\n")
         return HostId(identity)
@@ -75,6 +85,8 @@ def host_identity(state_dir: Path, name: str) -> HostId:
             f"this state belongs to the host {known}, and this machine is called {name}; "
             "in a container keep the host name (--hostname), elsewhere start with a new --state-dir",
         )
+    if hosts and identity not in hosts:
+        raise Refusal("unreconciled", f"{path} names a host that the store of this state does not know; {way_out}")
     return HostId(identity)
 
 
@@ -92,7 +104,7 @@ async def machine(
     _check_this_release(half, settings)
     state_dir, models = Path(settings.places.host), Path(settings.models_dir)
     name = str(half.name) if half.name != "local" else machine_name()
-    host = await trio.to_thread.run_sync(host_identity, state_dir, name)
+    host = await trio.to_thread.run_sync(host_identity, state_dir, name, ledger.hosts)
     observer = Observer()
     memory, cards = await observer.discover()
     system = half.resource_policy.memory.system

@@ -39,6 +39,7 @@ from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
 from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
+from capyctl.roles.strays import ignore_strays
 from capyctl.server import log as logging
 from capyctl.server.control_socket import ControlSocket
 from capyctl.server.deploy import Allowed
@@ -71,6 +72,7 @@ def run(settings: StandaloneSettings, *, format: str) -> int:
     """
     logging.configure(format)
     os.umask(0o077)
+    ignore_strays()
     try:
         with held(_prepared(settings), ROLE):
             trio.run(_role, settings, format)

@@ -317,6 +317,34 @@ def test_a_lost_store_is_not_made_anew(home, lose):
     assert "srv.sqlite3" in line
 
 
+def test_a_lost_host_identity_is_not_made_anew(home):
+    started_once(home)
+    path = home.state / "host/host.json"
+    lost = json.loads(path.read_text())
+    path.unlink()
+    code, line = refused(home.start(ready=False))
+    assert (code, line.startswith("error [unreconciled]: ")) == (6, True)
+    assert str(path) in line
+    assert json.loads(line[line.index("{") : line.index("}") + 1]) == lost  # and it can be written again from that
+    assert not path.exists()
+    for exchanged, code in ((True, 6), (False, 0)):
+        path.write_text(json.dumps({**lost, "host_id": ulid.fresh()} if exchanged else lost) + "\n")
+        path.chmod(0o600)
+        start = home.start(ready=not exchanged)
+        if not exchanged:
+            start.process.terminate()
+        assert start.ended() == code
+
+
+def test_signals_that_nobody_meant_for_it_end_no_role(home):
+    start = home.start()
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGRTMIN + 1):
+        start.process.send_signal(number)
+    time.sleep(0.2)
+    start.process.send_signal(signal.SIGTERM)
+    assert start.ended() == 0
+
+
 def test_a_role_whose_terminal_closes_ends_as_if_it_had_been_asked_to(home):
     start = home.start()
     start.process.send_signal(signal.SIGHUP)
