@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -14,18 +15,27 @@ from capyctl.errors import Refusal
 
 @contextlib.contextmanager
 def held(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs.
+    """Hold the lock file `path`, and the directory that it is in, while the block runs.
 
+    The file says who holds it; the directory is what cannot be unlinked while somebody works in it.
     Raises: Refusal `unavailable` naming the process that holds it, `unsafe_file`;
     Failure `insufficient_space`.
     """
     owned.check_file(str(path))
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as wrong:
-        raise Refusal("unsafe_file", f"{path} cannot be opened: {wrong.strerror}") from wrong
-    try:
+    with contextlib.ExitStack() as open_files:
+
+        def opened(place: Path, flags: int) -> int:
+            try:
+                handle = os.open(place, flags | os.O_CLOEXEC, 0o600)
+            except OSError as wrong:
+                raise Refusal("unsafe_file", f"{place} cannot be opened: {wrong.strerror}") from wrong
+            open_files.callback(os.close, handle)
+            return handle
+
+        directory = opened(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        handle = opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
+            _lock_directory(directory)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
@@ -41,5 +51,14 @@ def held(path: Path, what: str) -> Iterator[None]:
         except OSError as wrong:
             raise places.no_space(str(path), wrong) from None
         yield
-    finally:
-        os.close(handle)
+
+
+def _lock_directory(directory: int) -> None:
+    """Raises: BlockingIOError when another process holds it. A network file system may lock files alone."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as wrong:
+        if wrong.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise

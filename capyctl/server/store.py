@@ -263,7 +263,7 @@ class Store:
         row = (key.name, key.digest, _joined(key.models), key.created_at_ms)
 
         def write() -> None:
-            with self._writing(STORE_FILE), schema.transaction(self._main) as open_:
+            with self._writing(STORE_FILE, twice=True), schema.transaction(self._main) as open_:
                 open_.execute("INSERT INTO keys (name, digest, models, created_at_ms) VALUES (?, ?, ?, ?)", row)
                 _keep_receipt(open_, receipt)
 
@@ -281,13 +281,13 @@ class Store:
         return await trio.to_thread.run_sync(write, limiter=self._limiter)
 
     @contextlib.contextmanager
-    def _writing(self, file: str) -> Iterator[None]:
-        """Name the file in whatever goes wrong with it."""
+    def _writing(self, file: str, *, twice: bool = False) -> Iterator[None]:
+        """Name the file in whatever goes wrong with it. `twice`: what is there already is for the caller to say."""
         try:
             yield
-        except sqlite3.IntegrityError:
-            raise
-        except Exception as wrong:  # a full disk, or a value of ours that cannot be written
+        except Exception as wrong:  # a full disk, a value of ours that cannot be written, rows that somebody else wrote
+            if twice and isinstance(wrong, sqlite3.IntegrityError):
+                raise
             raise schema.unusable(
                 self._directory / file, wrong, "what was stored is unharmed", verb="written"
             ) from wrong

@@ -366,6 +366,19 @@ async def test_named_keys_are_kept_by_digest_and_what_made_them_beside(home):
     again.close()
 
 
+async def test_a_store_that_somebody_else_wrote_fails_with_a_code(home):
+    store = Store(home, RECORDS)
+    other = sqlite3.connect(home / "srv.sqlite3")
+    other.execute("INSERT INTO journal (seq, recorded_at_ms, table_version, kind, json) VALUES (1, 1, 1, 'x', '{}')")
+    other.commit()
+    other.close()
+    with pytest.RaisesGroup(pytest.RaisesExc(Failure, match=r"srv\.sqlite3 cannot be written: IntegrityError")):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            store.append(tick(1), [counter("n", 1)], 1, waited=True)
+    store.close()
+
+
 # --- the lock --------------------------------------------------------------------
 
 
@@ -387,6 +400,9 @@ def test_two_roles_never_share_a_state_directory(tmp_path):
             pass
         assert refused.value.exit_code == 13
         assert f"process {child.pid} already runs standalone" in refused.value.message
+        (tmp_path / "role.lock").unlink()  # somebody tidied up: the directory is held all the same
+        with pytest.raises(Refusal, match="another process already runs"), lock_held(tmp_path / "role.lock", "x"):
+            pass
     finally:
         child.kill()
         child.wait()
