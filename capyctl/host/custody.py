@@ -10,7 +10,7 @@ Source: lifecycle 2, 14, 18.3; engines 16.2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -185,3 +185,12 @@ async def observe(incarnation: Incarnation, processes: tuple[ProcessIdentity, ..
         )
     remains = await in_thread(lambda: process.look(processes))
     return process.proof_of(incarnation, processes, remains) if remains.nothing else str(remains)
+
+
+def unrecorded(processes: Sequence[ProcessIdentity]) -> str:
+    """Why nothing is done about processes that the server knows of and no record here, and what a person can do."""
+    alive = [str(p.pid) for p in processes if identity.presence(p) is not Presence.GONE]
+    return (
+        "this host's journal has no record of it, so nothing is signalled: see whose it is, end it by hand "
+        f"(kill {' '.join(alive) or 'its group'}), then stop or start the instance again"
+    )

@@ -30,6 +30,9 @@ else to answer, so a poll each second would keep an abandoned answer running for
 HUNG_PROBE_S = 10.0  # of one that is doubted because it does nothing
 PROBE_S = 60.0  # of a running engine; at a start the deadline bounds the probe
 REASON_CHARS = 4_000
+FRONT_TOO_S = 0.5
+"""How long the end of a worker waits for that of the `api`: workers of a front that was killed end right after it, by
+themselves and with statuses of their own, and are often the first to be seen."""
 
 
 @attrs.define(eq=False)
@@ -53,8 +56,10 @@ class Engine:
     read_now: trio.Event = attrs.field(factory=trio.Event)  # somebody waits for its gauges: do not wait for their turn
     silence: Silence = attrs.field(factory=Silence)
     watched: set[ProcessIdentity] = attrs.field(factory=set)
-    exited: ProcessIdentity | None = None
+    exited: ProcessIdentity | None = None  # whose end ended it, with `status`
     status: int | None = None
+    _exits: dict[ProcessIdentity, int | None] = attrs.field(factory=dict)  # in the order in which they were seen
+    _front_ended: trio.Event = attrs.field(factory=trio.Event)
     _read_at: float = 0.0  # trio time
     _reading: trio.Lock = attrs.field(factory=trio.Lock)
 
@@ -72,11 +77,21 @@ class Engine:
         return next(process for process in self.processes if process.role is Role.API)
 
     async def watch(self, process: ProcessIdentity) -> None:
-        """Wait for the exit of an `api` or `worker`; the first one ends the engine."""
-        status = await identity.wait_gone(process)
+        """Wait for the exit of an `api` or `worker`, either of which ends the engine."""
+        self._exits[process] = await identity.wait_gone(process)
+        if process == self.api:
+            self._front_ended.set()
+        with trio.move_on_after(FRONT_TOO_S):
+            await self._front_ended.wait()
         if not self.ended.is_set():
-            self.exited, self.status = process, status
+            self.exited, self.status = self._cause()
             self.ended.set()
+
+    def _cause(self) -> tuple[ProcessIdentity, int | None]:
+        """The front's exit, whose status is ours to read; the first worker's when the front stays."""
+        if self.api in self._exits:
+            return self.api, self._exits[self.api]
+        return next(iter(self._exits.items()))
 
     async def gauges(self) -> tuple[int, int, int | None, Millis]:
         """(running, waiting, KV ppm, when the engine was asked). While a request that was given up is unsettled,
@@ -162,12 +177,15 @@ class Engine:
         """How it ended, in words."""
         if self.fault is not None:
             return f"the engine was ended: {self.fault}"
+        who = "the engine"
+        if self.exited is not None and self.exited.role is Role.WORKER:
+            who = f"a worker of the engine (pid {self.exited.pid})"
         if self.status is None:
-            return "the engine exited"
+            return f"{who} exited"
         if self.status < 0:
             more = ", perhaps for lack of memory" if self.status == -9 else ""
-            return f"the engine was ended by signal {-self.status}{more}"
-        return f"the engine exited with status {self.status}"
+            return f"{who} was ended by signal {-self.status}{more}"
+        return f"{who} exited with status {self.status}"
 
     async def last_words(self) -> list[str]:
         """The last lines that it wrote, redacted; waits a moment for the writer when the engine has ended."""

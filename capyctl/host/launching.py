@@ -18,7 +18,7 @@ from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.proofs import NeverLaunched, Usable
 from capyctl.fsm.types import Bytes, Domain, Incarnation, ProcessIdentity
 from capyctl.host import identity, process
-from capyctl.host.custody import Custody, in_thread, observe
+from capyctl.host.custody import Custody, in_thread, observe, unrecorded
 from capyctl.host.devices import Observer
 from capyctl.host.engine import Engine, with_words
 from capyctl.host.ingress import Ingress
@@ -257,5 +257,5 @@ class Launching:
         await self.journal.fence(command.incarnation)
         gone = await observe(command.incarnation, command.processes)
         if isinstance(gone, str):
-            return m.Unresolved(command_id=command.command_id, reason=f"this host has no record of it; {gone}")
+            return m.Unresolved(command_id=command.command_id, reason=f"{gone}; {unrecorded(command.processes)}")
         return m.Absent(command_id=command.command_id, proof=gone)

@@ -19,7 +19,7 @@ from capyctl.fsm.proofs import Aborted
 from capyctl.fsm.types import Bytes, RequestId
 from capyctl.host import logs
 from capyctl.host.adapter import Checkpoints
-from capyctl.host.custody import Custody, in_thread, observe
+from capyctl.host.custody import Custody, in_thread, observe, unrecorded
 from capyctl.host.engine import Engine
 from capyctl.host.ingress import Ingress, Stage, Stay
 from capyctl.host.journal import Journal, Memory
@@ -62,7 +62,8 @@ class Looks:
             await self.custody.release(command.incarnation)
             return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone)
         if engine is None:
-            return _unproven(command, f"not watched here; {gone}")
+            no_profile = "its engine's profile is not registered here, so it cannot be asked: stop it"
+            return _unproven(command, f"{gone}; {unrecorded(processes) if record is None else no_profile}")
         same = await self.custody.same(engine)
         if isinstance(same, str):
             return _unproven(command, same)

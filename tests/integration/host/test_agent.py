@@ -231,6 +231,45 @@ async def test_a_crash_is_told_with_status_and_last_words(host: Host, model: Pat
         await stopped(running, incarnation())
 
 
+@pytest.mark.parametrize(
+    ("whom", "role", "said"),
+    [
+        ((1, 0), Role.API, "the engine was ended by signal 9"),  # the workers' ends are seen first
+        ((1,), Role.WORKER, "a worker of the engine (pid "),
+    ],
+    ids=["all, worker first", "a worker"],
+)
+async def test_the_front_is_what_ended_where_it_did_and_else_the_worker_is_named(host, model, whom, role, said) -> None:
+    async with host() as running:
+        result = await launched(running, model, mode="family")
+        for place in whom:
+            os.kill(result.processes[place].pid, signal.SIGKILL)
+            if len(whom) > 1:
+                await trio.sleep(0.05)
+        told = await running.report(m.MemberExit)
+        assert told.role is role
+        assert told.last_words.startswith(said)
+        assert "signal 9" in told.last_words or told.status is None
+        await stopped(running, incarnation())
+
+
+async def test_an_engine_without_a_record_is_named_with_the_way_out(host: Host, model: Path) -> None:
+    async with host() as running:
+        result = await launched(running, model)
+        stray, at = result.processes, incarnation(7)  # of a journal that was lost
+        pid = stray[0].pid
+        looked = await running.agent.handle(m.Probe(command_id="p", incarnation=at, processes=stray))
+        assert isinstance(looked, m.ProbeResult)
+        ended = await running.agent.handle(
+            m.Terminate(command_id="t", incarnation=at, processes=stray, limit_ms=Millis(100))
+        )
+        assert isinstance(ended, m.Unresolved)
+        for reason in (looked.reason, ended.reason):
+            assert f"pid {pid} (api) is alive" in str(reason)
+            assert f"kill {pid}" in str(reason)
+        await stopped(running, incarnation())
+
+
 async def test_a_group_that_ignores_sigterm_is_killed_whole(host: Host, model: Path) -> None:
     async with host() as running:
         result = await launched(running, model, mode="stubborn")
