@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from capyctl import ulid
-from capyctl.control import answering, lanes, operations, outward, refusing, requests, residue, verifying
+from capyctl.control import answering, lanes, operations, outward, requests, residue, verifying
 from capyctl.control import events as e
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.orders import ReadMemory
@@ -29,7 +29,6 @@ from capyctl.ledger.shortfall import Shortfall
 
 OVER = frozenset({Phase.DONE, Phase.FAILED})
 CLOSES_GATES = frozenset({Phase.DRAINING})
-CALLED_BACK = "lifecycle_conflict"  # why a victim serves on when somebody else wanted it to
 KEPT_MAX = 100  # ended switches that are remembered
 WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 FREED_LATE_MS = 10_000  # a driver may give an ended engine's card memory back so much later than its proven end
@@ -219,7 +218,7 @@ def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chose
 
 def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
-    reason = f"{nowhere.message(names(book))}{refusing.words(book, {short.host for short in nowhere.shortfalls})}"
+    reason = nowhere.message(names(book))
     row = book.instances[lane]
     if answering.is_hopeless(book, lane, nowhere):
         for one in (lane, *_started_with(book, lane)):
@@ -253,8 +252,6 @@ def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
     found = []
     for lane, row in book.instances.items():
         if lane.deployment == target.deployment or not (row.gate_open or row.is_parked):
-            continue
-        if refusing.is_left_alone(book, lane):
             continue
         spec = book.deployments[lane.deployment].spec
         waiting = book.traffic.queue(lane.deployment).waiting
@@ -360,7 +357,7 @@ def _leaves_for(book: Book, lane: Lane) -> SwitchId | None:
 def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
     """Nobody gave way for it in time: its victims serve as long as they were kept, before they are asked again.
 
-    Whoever waited was told so. An operator's wish goes on, and says what it waits for; a request's wish was theirs.
+    Whoever waited was told so. An operator's wish goes on; a request's wish was theirs.
     """
     again_at = Millis(book.now_ms + book.settings.drain_timeout_ms)
     book.evicts_again_at[target] = again_at
@@ -369,8 +366,6 @@ def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
         if row.wish is not None and row.wish.origin is Origin.REQUEST:
             book.put_instance(lane, attrs.evolve(row, wish=None))
             lanes.tell(book, lane, facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=True))
-        elif row.wish is not None and row.phase in WAITING:
-            say_short(book, lane, code, f"{reason}{refusing.words(book, set(book.hosts))}")
 
 
 def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
@@ -480,35 +475,15 @@ def _drains_on(victim: switch.Victim) -> bool:
 def released(book: Book, lane: Lane, how: switch.Released) -> None:
     """This instance's memory came free, with proof."""
     book.released_at[lane] = book.now_ms
-    book.refused.pop(lane, None)
     for state in list(active(book)):
         tell(book, state.switch, switch.VictimReleased(now_ms=book.now_ms, lane=lane, released=how))
 
 
 def not_released(book: Book, lane: Lane, reason: str) -> None:
-    """It will not give way: it was called back, or nobody knows what it holds and it keeps its charge."""
+    """It will not give way: it serves on, or nobody knows what it holds and it keeps its charge."""
     for state in list(active(book)):
         if any(one.lane == lane for one in state.victims):
             tell(book, state.switch, switch.VictimLost(now_ms=book.now_ms, lane=lane, reason=reason))
-
-
-def kept(book: Book, lane: Lane, code: str, reason: str) -> None:
-    """It serves on. Unless it was called back, the switch that asked it fails, and it is left alone for a while."""
-    if code == CALLED_BACK:
-        not_released(book, lane, reason)
-        return
-    for state in list(active(book)):
-        victim = next((one for one in state.victims if one.lane == lane and one.released is None), None)
-        if victim is None:
-            continue
-        why = refusing.note(book, lane, code, reason, drained=state.phase is Phase.RELEASING)
-        tell(
-            book,
-            state.switch,
-            switch.VictimLost(
-                now_ms=book.now_ms, lane=lane, reason=f"the model in its way {why}; ask again later", serves=True
-            ),
-        )
 
 
 def target_ready(book: Book, lane: Lane) -> None:
