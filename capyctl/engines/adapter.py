@@ -136,7 +136,7 @@ class Adapter(Protocol):
         """What the fixed prompt is answered with, 8 tokens at temperature 0: token ids where the engine gives them,
         else text of at most 4096 bytes. None when this engine cannot be asked.
 
-        Raises: Failure when it answered with an error.
+        Raises: Failure when it answered with an error; `wake_mismatch` when what it answered cannot be right.
         """
 
     async def quiescent(self, client: Client) -> None:

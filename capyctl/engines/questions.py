@@ -8,6 +8,7 @@ Source: engines 12.1, 15.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,15 @@ from capyctl.engines.adapter import Client
 from capyctl.errors import CapyError, Failure
 
 PROBE_TOKENS = 8
+NOT_FINITE = "with log probabilities that are no finite numbers: its weights or its cache are damaged"
 
 
-async def probe_chat(client: Client, served_name: str, limit_s: float) -> int:
+async def probe_chat(client: Client, served_name: str, limit_s: float, *, logprobs: bool = False) -> int:
     """One short chat at temperature 0; the characters of its content or reasoning, whichever there is.
 
-    Raises: Failure `launch_failed` on an error status or an empty answer.
+    Args:
+      logprobs: asked for too, of an engine that has them; where it gives them they must be finite.
+    Raises: Failure `launch_failed` on an error status, an empty answer, or log probabilities that are no numbers.
     """
     asked = {
         "model": served_name,
@@ -29,13 +33,43 @@ async def probe_chat(client: Client, served_name: str, limit_s: float) -> int:
         "temperature": 0,
         "stream": False,
     }
-    status, body = await client.post("/v1/chat/completions", json.dumps(asked).encode(), limit_s)
-    message = first(answer(status, body, "the probe").get("choices")).get("message") or {}
+    path = "/v1/chat/completions"
+    status, body, _ = await ask_beside(client, path, asked, {"logprobs": True} if logprobs else {}, limit_s)
+    choice = first(answer(status, body, "the probe").get("choices"))
+    message = choice.get("message") or {}
     texts = [message.get(name) for name in ("content", "reasoning_content", "reasoning")]
     characters = sum(len(text) for text in texts if isinstance(text, str))
     if characters == 0:
         raise Failure("launch_failed", "the engine answered the readiness probe with nothing")
+    if logprobs and not all(map(is_finite, sampled_logprobs(choice))):
+        raise Failure("launch_failed", f"the engine answered the readiness probe {NOT_FINITE}")
     return characters
+
+
+async def ask_beside(
+    client: Client, path: str, asked: Mapping[str, Any], beside: Mapping[str, Any], limit_s: float
+) -> tuple[int, bytes, bool]:
+    """Ask with the members `beside`, and without them if the engine refuses that; the third value says which."""
+    status, body = await client.post(path, json.dumps({**asked, **beside}).encode(), limit_s)
+    if status not in (400, 422) or not beside:
+        return status, body, bool(beside)
+    return *(await client.post(path, json.dumps(asked).encode(), limit_s)), False
+
+
+def sampled_logprobs(choice: Mapping[str, Any]) -> list[Any]:
+    """The log probability of each token that a chat or a completion chose, as the engine wrote it."""
+    given = choice.get("logprobs")
+    if not isinstance(given, Mapping):
+        return []
+    chat, text = given.get("content"), given.get("token_logprobs")
+    if isinstance(chat, list):
+        return [token.get("logprob") if isinstance(token, Mapping) else None for token in chat]
+    return text if isinstance(text, list) else []
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number as JSON has them: servers write `NaN`, or null in its place."""
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
 
 
 async def probe_decision(client: Client, served_name: str, limit_s: float) -> int:

@@ -335,7 +335,7 @@ class Parking:
             actual = await engine.adapter.canary(engine.client, engine.facts, CANARY_S)
         except (ConnectionError, TimeoutError, CapyError) as error:
             _log.warning("canary.unanswered", extra={"fields": _of(engine, str(error))})
-            return None
+            return error.message if isinstance(error, CapyError) and error.code == "wake_mismatch" else None
         if not actual:
             return None
         if actual != reference:

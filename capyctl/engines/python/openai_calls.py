@@ -6,12 +6,19 @@ Source: engines 12.1, 13.3.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from capyctl.engines.adapter import Client
-from capyctl.engines.questions import answer, first, read_json
+from capyctl.engines.questions import (
+    NOT_FINITE,
+    answer,
+    ask_beside,
+    first,
+    is_finite,
+    read_json,
+    sampled_logprobs,
+)
 from capyctl.engines.run_once import printable
 from capyctl.errors import Failure
 
@@ -48,7 +55,11 @@ async def served_entry(client: Client, served_name: str) -> Mapping[str, Any]:
 async def completion_canary(client: Client, served_name: str, limit_s: float) -> str:
     """What the fixed prompt is completed with: `ids:` and the token ids, else `text:` and the text.
 
-    Raises: Failure `engine_error` when the engine answered with an error, or without a completion.
+    Log probabilities are asked for as well, except of an engine that refuses them. They differ in their last digits
+    from run to run, so they are no part of the answer; but they must be numbers.
+
+    Raises: Failure `engine_error` when the engine answered with an error, or without a completion; `wake_mismatch`
+      when its log probabilities are not finite: right tokens, by chance.
     """
     asked = {
         "model": served_name,
@@ -58,8 +69,11 @@ async def completion_canary(client: Client, served_name: str, limit_s: float) ->
         "return_token_ids": True,
         "stream": False,
     }
-    status, body = await client.post("/v1/completions", json.dumps(asked).encode(), limit_s)
+    status, body, with_logprobs = await ask_beside(client, "/v1/completions", asked, {"logprobs": 1}, limit_s)
     choice = first(answer(status, body, "the canary", code="engine_error").get("choices"))
+    numbers = sampled_logprobs(choice)
+    if with_logprobs and not (numbers and all(map(is_finite, numbers))):
+        raise Failure("wake_mismatch", f"it answers the fixed prompt {NOT_FINITE}")
     ids = choice.get("token_ids")
     if isinstance(ids, list) and ids and all(type(token) is int for token in ids):
         return "ids:" + ",".join(map(str, ids[:256]))

@@ -162,7 +162,7 @@ class SglangAdapter:
         """One short chat, or a constant decision. Raises: Failure `launch_failed`."""
         if _decides(facts):
             return await probe_decision(client, facts.served_name, limit_s)
-        return await probe_chat(client, facts.served_name, limit_s)
+        return await probe_chat(client, facts.served_name, limit_s, logprobs=True)
 
     async def gauges(self, client: Client) -> Reading:
         """(running, waiting, cache usage in ppm). Nothing is read as nothing only when it is read twice.

@@ -154,7 +154,7 @@ class VllmAdapter:
 
     async def probe(self, client: Client, facts: LaunchFacts, limit_s: float) -> int:
         """One short chat. Raises: Failure `launch_failed`."""
-        return await probe_chat(client, facts.served_name, limit_s)
+        return await probe_chat(client, facts.served_name, limit_s, logprobs=True)
 
     async def gauges(self, client: Client) -> tuple[int, int, int | None]:
         """(running, waiting, cache usage in ppm) of `/metrics`, summed over engines.
@@ -173,7 +173,7 @@ class VllmAdapter:
         return int(found[RUNNING]), int(found[WAITING]), ppm
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
-        """What the fixed prompt is completed with. Raises: Failure `engine_error`."""
+        """What the fixed prompt is completed with. Raises: Failure `engine_error`, `wake_mismatch`."""
         return await completion_canary(client, facts.served_name, limit_s)
 
     async def quiescent(self, client: Client) -> None:

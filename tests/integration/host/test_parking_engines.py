@@ -197,6 +197,17 @@ async def test_an_engine_gives_its_card_back_and_wakes_as_it_was(bench: Bench) -
         assert bench.engine.calls("/release_memory_occupation")[0]["key"] == "admin"
 
 
+async def test_a_wake_that_leaves_numbers_that_are_none_is_no_wake(bench: Bench) -> None:
+    async with bench.host() as running:
+        engine = await bench.loaded(running)
+        assert isinstance(await running.agent.handle(release(engine)), m.Parked)
+        bench.engine.set(wake_answers="nonfinite")
+        result = await running.agent.handle(restore(engine))
+        assert isinstance(result, m.NotAwake), result
+        assert "no finite numbers" in result.reason
+        await stopped(running, incarnation())
+
+
 async def test_a_lost_answer_is_never_asked_for_again_and_a_look_adopts_the_park(bench: Bench) -> None:
     route = "/sleep" if bench.family == "vllm" else "/release_memory_occupation"
     async with bench.host() as running:
