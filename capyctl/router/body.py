@@ -66,8 +66,8 @@ def strict_object(text: bytes) -> dict[str, Any]:
 
 
 def parse_object(text: bytes) -> JsonObject:
-    """Parse an engine's object, leniently: it is passed on whatever it holds, and some write `NaN` as a log
-    probability. Such constants, duplicate names below the top and lone surrogates pass.
+    """Parse an engine's object, leniently: it is passed on whatever it holds. Constants like `NaN` (see
+    `holds_no_number`), duplicate names below the top and lone surrogates pass.
 
     Raises: NotStrict with a sentence that names no value.
     """
@@ -89,6 +89,18 @@ def parse_object(text: bytes) -> JsonObject:
         # The one ValueError left is int()'s bound on digits.
         raise NotStrict("the body holds an integer of more than 4300 digits") from None
     return JsonObject(text, values, characters, spots)
+
+
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_CONSTANT: Final = re.compile(rb"NaN|Infinity")
+
+
+def holds_no_number(text: bytes) -> bool:
+    """Whether `NaN` or `Infinity` stands where a value should: no client's parser of JSON takes that.
+
+    Two searches as a rule: an answer that has the words anywhere is looked at again without its strings.
+    """
+    return (b"NaN" in text or b"Infinity" in text) and _CONSTANT.search(_STRING.sub(b'""', text)) is not None
 
 
 # scan_once decodes one value at a place and says where it ends; typeshed leaves it out.

@@ -98,6 +98,8 @@ class Question:
     salt_at: Spot | None = None
     nameable: bool = False
     """Whether an engine that is told an id for it would know its work by that id."""
+    logprobs: bool = False
+    """Whether it asks for log probabilities, where damaged weights show as numbers that are none."""
 
     @property
     def cache_salt(self) -> bool:
@@ -132,6 +134,9 @@ LOGPROBS_MAX: Final = 20
 An engine keeps them all until its answer ends, in memory that nobody sized: 5 000 for 400 tokens took llama.cpp
 from 0.2 to 3.8 GiB beside a charge of 0.5.
 """
+
+
+_NOT_ASKED: Final = (b"false", b"null")
 
 
 def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> Question:
@@ -174,6 +179,7 @@ def read_question(endpoint: Endpoint, text: bytes, *, patient: bool = False) -> 
         salt=_salt(text, spots),
         salt_at=spots.get("cache_salt"),
         nameable=endpoint.nameable and _asks_once(text, spots),
+        logprobs=any(text[spots[name].start : spots[name].end] not in _NOT_ASKED for name in LOGPROBS & spots.keys()),
     )
 
 

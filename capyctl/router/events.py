@@ -20,12 +20,13 @@ from typing import Any, Final
 import attrs
 
 from capyctl.router.answers import engine_words
-from capyctl.router.body import JsonObject, parse_object, quoted
+from capyctl.router.body import JsonObject, holds_no_number, parse_object, quoted
 from capyctl.router.endpoints import MODEL_PATHS, Dialect, ends_stream, is_output
 from capyctl.router.figures import OBJECTS
 from capyctl.router.scan import NotStrict
 
 PIECE_BYTES_MAX: Final = 4 * 2**20
+NO_NUMBER: Final = "the engine's answer holds a log probability that is no number, which is no JSON"
 
 # CRLF is one line end. A lone CR that ends the buffer may be the first half of one; then the event is
 # cut a byte early and that LF starts the next, which changes no byte of the whole.
@@ -66,6 +67,7 @@ class EventReader:
     dialect: Dialect
     route: str
     piece_bytes_max: int = PIECE_BYTES_MAX
+    logprobs: bool = False  # asked for: an event with one that is no number is not passed on
     output_begun: bool = False
     end: End | None = None
     figures: dict[str, Any] = attrs.field(factory=dict)  # the newest of the engine's own objects
@@ -151,6 +153,9 @@ class EventReader:
             return b""
         if data[:1] != b"{" or data[-1:] != b"}":
             self.end = Broken("an event of the answer is not a JSON object")
+            return b""
+        if self.logprobs and holds_no_number(data):
+            self.end = Broken(NO_NUMBER)
             return b""
         renamed = b'"model"' in data and self._needles[0] not in data and self._needles[1] not in data
         figures = any(name in data for name in _FIGURES)

@@ -27,10 +27,10 @@ from capyctl.fsm.types import RequestId
 from capyctl.router import figures
 from capyctl.router.answers import JSON_TYPE, Fault, clean, engine_words
 from capyctl.router.bodies import Share
-from capyctl.router.body import parse_object, quoted
+from capyctl.router.body import holds_no_number, parse_object, quoted
 from capyctl.router.desk import Arrival, Desk, Exchange, NotAccepted, Place, Ticket, Upstream, UpstreamBroken
 from capyctl.router.endpoints import Endpoint, Question
-from capyctl.router.events import PIECE_BYTES_MAX, Broken, Done, EngineSaid, EventReader
+from capyctl.router.events import NO_NUMBER, PIECE_BYTES_MAX, Broken, Done, EngineSaid, EventReader
 from capyctl.router.keys import Caller
 from capyctl.router.reply import Receive, Reply
 from capyctl.router.scan import NotStrict
@@ -291,7 +291,12 @@ class Relay:
     # --- answers ----------------------------------------------------------------------------------------
 
     async def _relay_stream(self, patience: trio.CancelScope, clock: figures.Clock) -> Fault | None:
-        reader = EventReader(self.endpoint.dialect, self.question.model, self.settings.piece_bytes_max)
+        reader = EventReader(
+            self.endpoint.dialect,
+            self.question.model,
+            self.settings.piece_bytes_max,
+            logprobs=self.question.logprobs,
+        )
         idle_seconds = self.settings.stream_idle_seconds
         if not self.reply.begun:
             await self.reply.start_stream()
@@ -337,8 +342,11 @@ class Relay:
             if size > self.endpoint.answer_bytes_max:
                 return self._broke_the_rules(f"the answer is larger than {self.endpoint.answer_bytes_max} bytes")
         clock.answered_at = trio.current_time()
+        text = b"".join(pieces)
+        if self.question.logprobs and holds_no_number(text):
+            return self._broke_the_rules(NO_NUMBER)
         try:
-            body = self._dressed(b"".join(pieces), clock)
+            body = self._dressed(text, clock)
         except NotStrict:
             return self._broke_the_rules("the engine's answer is not a JSON object")
         await self.reply.whole(200, [JSON_TYPE, (b"cache-control", b"no-store")], body)

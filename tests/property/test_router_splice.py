@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from capyctl.errors import Refusal
 from capyctl.router import media as media_module
 from capyctl.router import scan as scan_module
-from capyctl.router.body import parse_object, quoted, strict_object
+from capyctl.router.body import holds_no_number, parse_object, quoted, strict_object
 from capyctl.router.endpoints import DENIED, ENDPOINTS, LOGPROBS, Dialect, read_question
 from capyctl.router.events import EventReader
 from capyctl.router.scan import NAMES_MAX, NotStrict, decoded, scan
@@ -385,6 +385,21 @@ def test_a_stream_says_the_same_however_it_is_cut(
     if route == "m" and b": ping" not in raw:
         assert (passed + reader.end.terminator).rstrip(b"\r\n") == raw.rstrip(b"\r\n")
     assert passed.count(quoted(route)) == len(said) if route != "m" else True
+
+
+@pytest.mark.parametrize(
+    ("text", "odd"),
+    [
+        (b'{"a": NaN}', True),
+        (b'{"a": "NaN", "b": [-Infinity]}', True),
+        (b'{"NaN": 1, "b": "say \\"NaN\\" or Infinity"}', False),
+        (b'{"b": "\\\\", "a": NaN}', True),
+        (b'{"a": 1}', False),
+        (b'{"a": "' + b'\\"NaN' * 50_000 + b'"}', False),
+    ],
+)
+def test_a_constant_that_is_no_json_is_told_from_a_word(text: bytes, odd: bool) -> None:
+    assert holds_no_number(text) is odd
 
 
 def test_one_byte_at_a_time_is_read_in_linear_time() -> None:

@@ -438,6 +438,32 @@ async def test_what_is_no_event_of_json_ends_the_stream(bad: bytes) -> None:
         assert json.loads(answer.events[-1])["code"] == "engine_error"
 
 
+ODD = (
+    b'{"choices": [{"index": 0, "delta": {"content": "y"}, "logprobs": {"content": [{"logprob": %s}]}}], "model": "q"}'
+)
+
+
+@pytest.mark.parametrize("word", [b"NaN", b"-Infinity", b"Infinity"])
+async def test_a_log_probability_that_is_no_number_is_not_passed_on(word: bytes) -> None:
+    async def streams(engine: Engine) -> None:
+        engine.head()
+        await engine.say(chunk("NaN, said the model"), b"data: " + ODD % word + b"\n\n", DONE)
+
+    async def whole(engine: Engine) -> None:
+        engine.head(content_type="application/json")
+        await engine.say(ODD % word)
+
+    async with house(streams, whole) as here:
+        client = await here.connect()
+        answer = await client.ask(chat(stream=True, logprobs=True))
+        assert b"NaN, said the model" in answer.body
+        last = json.loads(answer.events[-1])
+        assert (last["code"], "no number" in last["message"]) == ("engine_error", True)
+        answer = await client.ask(chat(logprobs=True, top_logprobs=2))
+        assert (answer.status, answer.error) == (502, "engine_error")
+        assert (await here.told())[-1] == "errored"
+
+
 async def test_comments_and_figures_that_an_engine_forges_are_dropped() -> None:
     async def forges(engine: Engine) -> None:
         engine.head()
