@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,8 @@ RAM_NEEDED = 21 << 30
 """Two parked engines and a third: README.md lets parked engines have 40 % of the RAM."""
 CARD_NEEDED = shutil.which("curl") is not None and (shutil.which("cc") or shutil.which("gcc")) is not None
 NO_VALUE = ("", "none")
+Told = tuple[list[str], dict[str, list[str]]]
+"""Transcripts that differ, and what each command printed."""
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -59,28 +62,42 @@ def test_every_transcript_is_what_a_reader_gets(home: Home) -> None:
     assert before == after, "the page says that a running engine is adopted, and it was not"
 
 
-@pytest.fixture
-def card_home(tmp_path: Path) -> Iterator[CardHome]:
-    made = CardHome(tmp_path.resolve() / "home")
+@pytest.fixture(scope="module", autouse=True)
+def parking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Told]]:
+    """What the pages about parking say and what was printed: followed beside the other pages, both wait a lot."""
+    wanted = any(item.function is test_every_transcript_about_parking_is_what_a_reader_gets for item in _items(request))
+    with ThreadPoolExecutor(1) as beside:
+        yield beside.submit(_follow_parking, tmp_path_factory.mktemp("card").resolve()) if wanted else Future()
+
+
+def _items(request: pytest.FixtureRequest) -> list[pytest.Function]:
+    """Tests of this run that will not be skipped."""
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return [item for item in chosen if not any(mark.args[0] for mark in item.iter_markers("skipif"))]
+
+
+def _follow_parking(place: Path) -> Told:
+    home = CardHome(place / "home")
+    wrong: list[str] = []
+    printed: dict[str, list[str]] = {}
     try:
-        yield made
+        for block in [*blocks(ROOT / "README.md", under="Two models on one card"), *blocks(PARKING)]:
+            if block.language == "yaml":
+                home.save(block)
+            elif block.language == "simulated":
+                home.turn(block)
+            elif block.language == "console":
+                wrong += _follow(home, block, printed)
     finally:
-        made.close()
-        assert made.left() == []
+        home.close()
+    assert home.left() == []
+    return wrong, printed
 
 
 @pytest.mark.skipif(not CARD_NEEDED, reason="needs curl, and a C compiler for the simulated NVML")
 @pytest.mark.skipif(psutil.virtual_memory().total < RAM_NEEDED, reason="needs 21 GiB of RAM beside the simulated card")
-def test_every_transcript_about_parking_is_what_a_reader_gets(card_home: CardHome) -> None:
-    wrong: list[str] = []
-    printed: dict[str, list[str]] = {}
-    for block in [*blocks(ROOT / "README.md", under="Two models on one card"), *blocks(PARKING)]:
-        if block.language == "yaml":
-            card_home.save(block)
-        elif block.language == "simulated":
-            card_home.turn(block)
-        elif block.language == "console":
-            wrong += _follow(card_home, block, printed)
+def test_every_transcript_about_parking_is_what_a_reader_gets(parking: Future[Told]) -> None:
+    wrong, printed = parking.result(120)
     assert not wrong, "\n\n".join(wrong)
     before, after = printed["capyctl inspect deployment coder | grep pid"]
     assert before != after, "the page says that the woken engine was ended, and it serves"
