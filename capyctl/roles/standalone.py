@@ -134,10 +134,15 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
 
 @attrs.define(eq=False)
 class _Stopping:
-    """`asked` at the first signal, `hurry` at the second; both when a part failed without which nothing may go on."""
+    """`asked` at the first signal, `hurry` at the second.
+
+    `asked` and `alone` when a part failed without which nothing new may begin: what engines are answering needs
+    neither the store nor the driver, and is finished within the time that a stop gives it.
+    """
 
     asked: trio.Event = attrs.field(factory=trio.Event)
     hurry: trio.Event = attrs.field(factory=trio.Event)
+    alone: trio.Event = attrs.field(factory=trio.Event)
     failed: CapyError | None = None
 
     async def unless_it_fails(
@@ -153,7 +158,7 @@ class _Stopping:
                 self.failed = wrong
                 log.error("role.failed", code=wrong.code, reason=wrong.message)
             self.asked.set()
-            self.hurry.set()
+            self.alone.set()
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         numbers = [signal.SIGTERM, signal.SIGINT]
@@ -435,6 +440,7 @@ async def _serve_inference(
                     str(bind),
                     stopping=stopping.asked,
                     hurry=stopping.hurry,
+                    alone=stopping.alone,
                     drain_seconds=settings.document.shutdown.drain_timeout.ms / 1000,
                 )
             )

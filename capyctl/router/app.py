@@ -38,7 +38,10 @@ LOOKERS: Final = trio.CapacityLimiter(2)
 
 @attrs.define(eq=False)
 class Router:
-    """The application. `closing` refuses what is new; `drained` waits for what is not."""
+    """The application. `closing` refuses what is new; `drained` waits for what is not.
+
+    `alone`: the world behind the desk gives no more places, so whoever waits for one is refused too.
+    """
 
     desk: Desk
     upstream: Upstream
@@ -46,6 +49,7 @@ class Router:
     settings: Settings = attrs.field(factory=Settings)
     fresh_id: Callable[[], str] = ulid.fresh
     closing: bool = False
+    alone: bool = False
     bodies: Bodies = attrs.field(init=False)
     _relays: set[Relay] = attrs.field(factory=set)
     _inside: int = 0
@@ -71,6 +75,13 @@ class Router:
         while self._inside:
             self._empty = trio.Event()
             await self._empty.wait()
+
+    def cut_waiting(self) -> None:
+        """End every request that no engine has, now and from now on; the others go on. Plain call."""
+        self.alone = True
+        for relay in tuple(self._relays):
+            if relay.waits:
+                relay.end(shutting_down(), "the role is shutting down")
 
     def cut_all(self) -> None:
         """End every request that is still inside; each is told `unavailable`. Plain call."""
@@ -266,6 +277,9 @@ class _Visit:
             await self.reply.fault(Fault.of(error))
             return None
         router = self.router
+        if router.alone:  # its body was still arriving
+            await self.reply.fault(shutting_down())
+            return None
         return Relay(
             request=self.request,
             desk=router.desk,

@@ -60,6 +60,7 @@ async def serve(
     *,
     stopping: trio.Event,
     hurry: trio.Event | None = None,
+    alone: trio.Event | None = None,
     drain_seconds: float = 30.0,
     bounds: Bounds | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -67,7 +68,8 @@ async def serve(
     """Serve `app` on `bind` (`ip:port`, port 0 for any) until `stopping` is set and what runs has ended.
 
     `started` gets the bound addresses. Once stopping, new requests get 503; after `drain_seconds`, or
-    when `hurry` is set, the rest is told so and cut, with two seconds of grace.
+    when `hurry` is set, the rest is told so and cut, with two seconds of grace. `alone` is set when nobody gives
+    places any more: what waits for one is told so at once, and what has one goes on.
     Raises: Refusal(`port_conflict` | `invalid_config`) when an address cannot be bound.
     """
     bounds = bounds or Bounds()
@@ -81,7 +83,7 @@ async def serve(
             await stopping.wait()
             app.closing = True
             await listener.context.terminated.set()
-            await _drain(app, drain_seconds, hurry)
+            await _drain(app, drain_seconds, hurry, alone)
             accepting.cancel_scope.cancel()
         app.cut_all()
         with trio.move_on_after(GRACE_SECONDS):
@@ -91,7 +93,7 @@ async def serve(
         connections.cancel_scope.cancel()
 
 
-async def _drain(app: Router, seconds: float, hurry: trio.Event | None) -> None:
+async def _drain(app: Router, seconds: float, hurry: trio.Event | None, alone: trio.Event | None) -> None:
     with trio.move_on_after(seconds) as patience:
         async with trio.open_nursery() as nursery:
             if hurry is not None:
@@ -101,6 +103,13 @@ async def _drain(app: Router, seconds: float, hurry: trio.Event | None) -> None:
                     patience.cancel()
 
                 nursery.start_soon(hurried)
+            if alone is not None:
+
+                async def left_alone() -> None:
+                    await alone.wait()
+                    app.cut_waiting()
+
+                nursery.start_soon(left_alone)
             await app.drained()
             nursery.cancel_scope.cancel()
 

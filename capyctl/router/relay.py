@@ -115,6 +115,11 @@ class Relay:
                 self._ticket.client_gone("the router gave the request up")
         return self._outcome or "failed"
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has no place at an engine."""
+        return self._place is None
+
     def end(self, fault: Fault, reason: str) -> None:
         """Cut the request as a hang-up would be, and tell its client why. Plain call."""
         if self._settle(fault.code):

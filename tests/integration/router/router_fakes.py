@@ -297,6 +297,7 @@ class House:
     stopping: trio.Event
     hurry: trio.Event
     stopped: trio.Event
+    alone: trio.Event
 
     @property
     def port(self) -> int:
@@ -332,7 +333,7 @@ async def house(
                 desk.gate.set()
             upstream = FakeUpstream(nursery, list(scripts))
             app = build_app(desk, upstream, keyring or Keys((Key.of("first", TOKEN),)), settings=settings)
-            stopping, hurry, stopped = trio.Event(), trio.Event(), trio.Event()
+            stopping, hurry, stopped, alone = trio.Event(), trio.Event(), trio.Event(), trio.Event()
 
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
                 await serve(
@@ -340,6 +341,7 @@ async def house(
                     "127.0.0.1:0",
                     stopping=stopping,
                     hurry=hurry,
+                    alone=alone,
                     drain_seconds=drain_seconds,
                     bounds=bounds,
                     task_status=task_status,
@@ -347,7 +349,7 @@ async def house(
                 stopped.set()
 
             addresses = await nursery.start(run)
-            yield House(app, desk, upstream, addresses[0], stopping, hurry, stopped)
+            yield House(app, desk, upstream, addresses[0], stopping, hurry, stopped, alone)
             stopping.set()
             hurry.set()
             await stopped.wait()

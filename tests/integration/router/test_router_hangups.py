@@ -331,6 +331,37 @@ async def test_shutdown_lets_streams_end_and_refuses_what_is_new() -> None:
         assert (await here.told())[-1] == "finished"
 
 
+async def test_left_alone_it_finishes_what_engines_answer_and_refuses_what_waits() -> None:
+    go_on = trio.Event()
+
+    async def slow(engine: Engine) -> None:
+        engine.head()
+        await engine.say(chunk("a"))
+        await go_on.wait()
+        await engine.say(DONE)
+
+    async with house(slow, drain_seconds=10) as here:
+        running, waiting, arriving = [await here.connect() for _ in range(3)]
+        await running.send(request(chat(stream=True)))
+        await running.until(chunk("a"))
+        here.desk.gate = trio.Event()
+        await waiting.send(request(chat()))
+        await here.desk.ticket(1)
+        await arriving.send(request(chat())[:-5])
+        await trio.testing.wait_all_tasks_blocked()
+        here.stopping.set()
+        here.alone.set()
+        assert (await waiting.answer()).status == 503
+        await arriving.send(request(chat())[-5:])
+        assert (await arriving.answer()).status == 503
+        assert len(here.desk.arrivals) == 2
+        go_on.set()
+        await running.until(DONE)
+        with trio.fail_after(4):
+            await here.stopped.wait()
+        assert [ticket.told[-1] for ticket in here.desk.tickets] == ["finished", "client_gone"]
+
+
 @pytest.mark.parametrize("hurry", [False, True])
 async def test_what_outlives_the_drain_is_told_so_and_cut(hurry: bool) -> None:
     async with house(in_mid_stream, before_the_head, drain_seconds=30 if hurry else 0.1) as here:
