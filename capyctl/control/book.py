@@ -82,6 +82,19 @@ class Verified:
 
 
 @attrs.frozen(kw_only=True)
+class Refused:
+    """A victim that would not give way: until when it is left alone, and why. `idle`: or until it reads idle.
+
+    `answer` is `why` as clients read it.
+    """
+
+    until_ms: Millis
+    why: str
+    answer: str
+    idle: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class Owed:
     """An answer that is not given yet, to whoever sent this command, once or several `times`."""
 
@@ -142,6 +155,7 @@ class Book:
     proposals: dict[Lane, Any] = attrs.field(factory=dict)  # ledger proposals between "it fits" and the raise
     shortfalls: dict[Lane, Any] = attrs.field(factory=dict)  # why a planned start or wake waits
     evicts_again_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # after a switch for it came to nothing
+    refused: dict[Lane, Refused] = attrs.field(factory=dict)  # victims that would not give way, and are left alone
     measuring: set[DeploymentId] = attrs.field(factory=set)  # checkpoints that are looked at again
     measured_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # when their last look ended
     tried: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds a start found no room
@@ -208,6 +222,7 @@ class Book:
             self.silent,
             self.running_on,
             self.asked_idle,
+            self.refused,
         ):
             memo.pop(lane, None)
         self.touch("instance", str(lane))

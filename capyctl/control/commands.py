@@ -148,8 +148,9 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
         raise _Turned("route_conflict", WORDS["route_conflict"].format(name=spec.name))
     if event.activate and _still_stopping(book, row.state.deployment):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
-    count_only = row.spec.same_but_count(spec)
-    if count_only:
+    alike = row.spec.same_but_count(spec)
+    count_only = alike and (row.spec.instances != spec.instances or _at_work(book, row.state.deployment))
+    if alike:
         spec = attrs.evolve(spec, residency=row.spec.residency)  # settled already
     fact = deployment.ReviseAsked(
         now_ms=event.now_ms,
@@ -178,7 +179,27 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     for lane, _ in list(book.of(row.state.deployment)):
         lanes.tell(book, lane, facts.Revised(now_ms=event.now_ms))
     _perform(book, row.state.deployment, effects, None)
+    if kept and after.gate is deployment.Gate.MEASURED:
+        # Its document is what it was, its files may not be: whoever deploys again means those that are there now.
+        book.order(Measure(deployment=row.state.deployment, revision=after.revision))
     return _activated(book, event, row.state.deployment, revision=after.revision)
+
+
+def _at_work(book: Book, identity: DeploymentId) -> bool:
+    """An engine of it serves, or is about to: nothing of that is ended for a document that says the same."""
+    return any(one.has_launch and not one.is_parked and not one.ending for _, one in book.of(identity))
+
+
+def remeasured(book: Book, identity: DeploymentId) -> None:
+    """Its files are others than those that its engines were started on: these end, and start again on the new ones."""
+    row = book.deployments[identity]
+    for lane, one in list(book.of(identity)):
+        if not one.has_launch or one.digest == row.digest:
+            continue
+        serves = one.on_the_way
+        stop_lane(book, lane, StopKind.REVISION)
+        if serves and not requests.operator_stopped(book, row):
+            activate(book, lane, Wish(origin=Origin.OPERATOR, since_ms=book.now_ms))
 
 
 def _activated(book: Book, event: e.DeployAsked, identity: DeploymentId, *, revision: int) -> Receipt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, leftovers, requests, residents, switching
+from capyctl.control import lanes, leftovers, refusing, requests, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -195,6 +195,7 @@ def load(book: Book, event: e.LoadReported) -> None:
         return
     book.loads[lane] = event
     requests.idle_read(book, event)
+    refusing.heard(book, event)
     if row.phase is ResidencyPhase.DRAINING_TO_PARK and not event.running and not event.waiting:
         closed_at = row.machine.gate.closed_at_ms
         if switching.closes(book, lane):

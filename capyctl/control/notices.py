@@ -67,7 +67,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.ParkEnded(code=str(code), reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
             operations.failed(book, lane, operations.PREINIT, code, reason)
-            switching.not_released(book, lane, reason)
+            switching.kept(book, lane, code, reason)
         case fx.ParkBecameStop(stop=stop, reason=reason):
             operations.waits(book, lane, "parked_capacity", reason)
             if stop.kind is StopKind.PRESSURE and reason == NO_ROOM_TO_PARK:
@@ -85,7 +85,7 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
         case fx.StopWithdrawn(code=code, reason=reason):
             operations.failed(book, lane, operations.PARK, code, reason)
             operations.failed(book, lane, operations.PREINIT, code, reason)
-            switching.not_released(book, lane, reason)
+            switching.kept(book, lane, code, reason)
         case fx.RunGone(incarnation=incarnation, proof=proof):
             _fence(book, lane, incarnation.generation)
             requests.gone(book, incarnation, proof)
@@ -178,6 +178,8 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
         )
     elif code in CAPACITY:
         requests.fail_waiters(book, lane.deployment, code, reason, retry)
+    elif code in requests.OF_FILES:
+        requests.fail_waiters(book, lane.deployment, code, outward.words(reason))
     else:
         requests.fail_waiters(book, lane.deployment, "activation_failed", f"{code}: {outward.words(reason)}", retry)
 

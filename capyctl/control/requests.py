@@ -24,6 +24,8 @@ SHY_MS = Millis(250)  # an upstream that refused a connection is not asked again
 STALE_LOAD_MS = Millis(3_000)  # an older reading of an engine's gauges does not choose between instances
 KV_PRESSURE_PPM = 900_000  # above this share of its cache an instance is asked last
 
+OF_FILES = frozenset({"checkpoint_mismatch", "checkpoint_unusable", "invalid_root", "unsafe_file", "too_large"})
+"""Failures of a start that lie in the model's files: no patience of a client mends them, so it reads the code."""
 NOT_WAITED_FOR = frozenset({Phase.CANCEL_STOP, Phase.COMPLETING})
 """A drain does not wait for these: the first settle at the stop itself, the second are delivered already."""
 
@@ -123,6 +125,8 @@ def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | No
     first = min(runs, key=lambda run: run.retry_at_ms)
     wait_s = max(1, -(-(first.retry_at_ms - now_ms) // 1000))
     problem = first.last_error
+    if problem is not None and problem.code in OF_FILES:
+        return problem.code, outward.words(problem.reason), None
     words = f"{problem.code}: {outward.words(problem.reason)}" if problem is not None else "the last start failed"
     return "activation_failed", f"{words} (tried again after {wait_s} s)", int(wait_s)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from capyctl import ulid
-from capyctl.control import answering, lanes, operations, outward, requests, residue, verifying
+from capyctl.control import answering, lanes, operations, outward, refusing, requests, residue, verifying
 from capyctl.control import events as e
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.orders import ReadMemory
@@ -29,6 +29,7 @@ from capyctl.ledger.shortfall import Shortfall
 
 OVER = frozenset({Phase.DONE, Phase.FAILED})
 CLOSES_GATES = frozenset({Phase.DRAINING})
+CALLED_BACK = "lifecycle_conflict"  # why a victim serves on when somebody else wanted it to
 KEPT_MAX = 100  # ended switches that are remembered
 WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 FREED_LATE_MS = 10_000  # a driver may give an ended engine's card memory back so much later than its proven end
@@ -131,6 +132,12 @@ def _begin_for(
         return  # whoever has waited longer is about to be told that it may have the room
     plans = _plans(book, lane, since_ms, tries, asks_of, candidates)
     if isinstance(plans, Nowhere):
+        why = _refused_by(book, lane, since_ms, tries, asks_of, candidates)
+        if why is not None:
+            requests.fail_waiters(book, lane.deployment, "unavailable", *why)
+            _end_request_wishes(book, lane.deployment, "unavailable", why[0])
+            if book.instances[lane].wish is None:
+                return  # it was wanted by requests alone, and they are answered
         _say(book, lane, plans)
         book.asked_around[lane] = (book.tried.get(lane), since_ms, *candidates)
         return
@@ -167,6 +174,24 @@ def _begin_for(
         ),
     )
     _prune(book)
+
+
+def _refused_by(
+    book: Book,
+    lane: Lane,
+    since_ms: Millis,
+    tries: Sequence[Ask],
+    asks_of: Callable[[Book, Lane], Sequence[Ask]],
+    candidates: list[victims.Candidate],
+) -> tuple[str, int] | None:
+    """What requests are told, and when to ask again, where there is no room only because victims are left alone."""
+    everybody = _candidates(book, lane, left_alone=True)
+    if len(everybody) == len(candidates):
+        return None
+    plans = _plans(book, lane, since_ms, tries, asks_of, everybody)
+    if isinstance(plans, Nowhere):
+        return None
+    return refusing.answer(book, [lane_of_owner(one.owner) for plan in plans for one in plan.victims])
 
 
 def _plans(
@@ -218,7 +243,7 @@ def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chose
 
 def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
-    reason = nowhere.message(names(book))
+    reason = f"{nowhere.message(names(book))}{refusing.words(book, {short.host for short in nowhere.shortfalls})}"
     row = book.instances[lane]
     if answering.is_hopeless(book, lane, nowhere):
         for one in (lane, *_started_with(book, lane)):
@@ -247,11 +272,16 @@ def verified(book: Book, event: e.StartVerified) -> None:
             say_short(book, lane, event.code, event.reason, final=True)
 
 
-def _candidates(book: Book, target: Lane) -> list[victims.Candidate]:
-    """Who might give way: instances of other deployments that serve or are parked; the ledger knows what they hold."""
+def _candidates(book: Book, target: Lane, *, left_alone: bool = False) -> list[victims.Candidate]:
+    """Who might give way: instances of other deployments that serve or are parked; the ledger knows what they hold.
+
+    `left_alone`: those too that would not, not long ago.
+    """
     found = []
     for lane, row in book.instances.items():
         if lane.deployment == target.deployment or not (row.gate_open or row.is_parked):
+            continue
+        if refusing.is_left_alone(book, lane) and not left_alone:
             continue
         spec = book.deployments[lane.deployment].spec
         waiting = book.traffic.queue(lane.deployment).waiting
@@ -357,15 +387,21 @@ def _leaves_for(book: Book, lane: Lane) -> SwitchId | None:
 def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
     """Nobody gave way for it in time: its victims serve as long as they were kept, before they are asked again.
 
-    Whoever waited was told so. An operator's wish goes on; a request's wish was theirs.
+    Whoever waited was told so. An operator's wish goes on, and says what it waits for; a request's wish was theirs.
     """
     again_at = Millis(book.now_ms + book.settings.drain_timeout_ms)
     book.evicts_again_at[target] = again_at
     book.due.at(again_at, "waiters", target)
+    _end_request_wishes(book, target, code, reason)
+
+
+def _end_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
     for lane, row in list(book.of(target)):
         if row.wish is not None and row.wish.origin is Origin.REQUEST:
             book.put_instance(lane, attrs.evolve(row, wish=None))
             lanes.tell(book, lane, facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=True))
+        elif row.wish is not None and row.phase in WAITING:
+            say_short(book, lane, code, f"{reason}{refusing.words(book, set(book.hosts))}")
 
 
 def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
@@ -475,15 +511,37 @@ def _drains_on(victim: switch.Victim) -> bool:
 def released(book: Book, lane: Lane, how: switch.Released) -> None:
     """This instance's memory came free, with proof."""
     book.released_at[lane] = book.now_ms
+    book.refused.pop(lane, None)
     for state in list(active(book)):
         tell(book, state.switch, switch.VictimReleased(now_ms=book.now_ms, lane=lane, released=how))
 
 
 def not_released(book: Book, lane: Lane, reason: str) -> None:
-    """It will not give way: it serves on, or nobody knows what it holds and it keeps its charge."""
+    """It will not give way: it was called back, or nobody knows what it holds and it keeps its charge."""
     for state in list(active(book)):
         if any(one.lane == lane for one in state.victims):
             tell(book, state.switch, switch.VictimLost(now_ms=book.now_ms, lane=lane, reason=reason))
+
+
+def kept(book: Book, lane: Lane, code: str, reason: str) -> None:
+    """It serves on. Unless it was called back, the switch that asked it fails, and it is left alone for a while."""
+    if code == CALLED_BACK:
+        not_released(book, lane, reason)
+        return
+    for state in list(active(book)):
+        if state.phase not in (Phase.DRAINING, Phase.RELEASING):
+            continue  # it was no switch that asked it; this one's turn is still to come
+        victim = next((one for one in state.victims if one.lane == lane and one.released is None), None)
+        if victim is None:
+            continue
+        why = refusing.note(book, lane, code, reason, drained=state.phase is Phase.RELEASING)
+        tell(
+            book,
+            state.switch,
+            switch.VictimLost(
+                now_ms=book.now_ms, lane=lane, reason=f"the model in its way {why}; ask again later", serves=True
+            ),
+        )
 
 
 def target_ready(book: Book, lane: Lane) -> None:

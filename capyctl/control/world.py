@@ -208,6 +208,9 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
     if row is None or row.state.revision != event.revision:
         return
     measuring.done(book, event.deployment)
+    again = row.state.phase is deployment.Phase.ACTIVE and row.state.gate is deployment.Gate.MEASURED
+    if again and event.digest == row.digest:
+        return  # what is known of these files, parks included, stands
     settled = event.residency or row.spec.residency
     book.put_deployment(
         attrs.evolve(
@@ -220,6 +223,8 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
     )
     fact = deployment.RevisionResolved(now_ms=event.now_ms, revision=event.revision, parks=settled.parks)
     commands.tell(book, event.deployment, fact)
+    if again:
+        commands.remeasured(book, event.deployment)
 
 
 def _unusable(book: Book, event: e.RevisionUnusable) -> None:

@@ -537,7 +537,7 @@ def stop_ended(state: State, event: f.Fact) -> StopEnded:
 
 
 def _left(state: State, event: f.Fact) -> Run:
-    """What outlives the run; it ran well if nothing failed for a minute after READY."""
+    """What outlives the run; failures before one that ran well are forgotten."""
     run = attrs.evolve(blank(state.run), stopped=_ended(state, event))
     return attrs.evolve(run, failures=0) if ran_well(state.run, run.stopped) else run
 
@@ -548,7 +548,7 @@ def settled_stopped(state: State, event: f.Fact) -> SettledStopped:
 
 
 def _failed(state: State, event: f.Fact) -> Run:
-    """An exit long after READY is no failed operation; everything else here is one more."""
+    """An exit long after READY, or out of a park, is no failed operation; everything else here is one more."""
     run = _left(state, event)
     if _kind(state) is StopKind.EXIT and ran_well(state.run, run.stopped):
         return run

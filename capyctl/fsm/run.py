@@ -211,10 +211,14 @@ def later(one: Millis | None, other: Millis | None) -> Millis | None:
 
 
 def ran_well(run: Run, stop: Stop | None) -> bool:
-    """Whether `run` was READY, and the stop that ended it came later than a minute after that (decision 8).
+    """Whether `run` was READY, and its engine did not end by itself within a minute of that (decision 8).
 
-    An exit that nobody saw is held against no engine: a machine or a container that is switched off ends it.
+    One that was stopped because somebody wanted it so had succeeded, however soon that was, and so had one that was
+    parked: what kills a sleeping engine says nothing of its starts. An exit that nobody saw is held against no
+    engine: a machine or a container that is switched off ends it.
     """
     if run.ready_at_ms is None or stop is None:
         return False
-    return stop.unseen or stop.asked_at_ms - run.ready_at_ms >= SOON_MS
+    wanted = stop.kind not in ABRUPT and stop.kind is not StopKind.FAILED_PARK
+    asleep = stop.kind is StopKind.EXIT and run.charged is Phase.PARKED
+    return wanted or asleep or stop.unseen or stop.asked_at_ms - run.ready_at_ms >= SOON_MS

@@ -144,10 +144,14 @@ class VictimReleased(Event):
 
 @attrs.frozen(kw_only=True)
 class VictimLost(Event):
-    """Nobody knows what became of a victim, or it cannot be released; it keeps its charge."""
+    """A victim is not released, and keeps its charge: it `serves` on, or nobody knows what became of it.
+
+    `reason` of one that serves on is read by clients: it names nobody.
+    """
 
     lane: Lane
     reason: str
+    serves: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -353,6 +357,16 @@ def is_victim(state: State, event: VictimLost) -> bool:
     return _find(state, event.lane) is not None
 
 
+def is_victim_unknown(state: State, event: VictimLost) -> bool:
+    """it is a victim that is not released, and nobody knows what became of it"""
+    return is_victim(state, event) and not event.serves
+
+
+def is_victim_that_serves(state: State, event: VictimLost) -> bool:
+    """it is a victim that would not give way, and serves on"""
+    return is_victim(state, event) and event.serves
+
+
 def is_no_victim(state: State, event: VictimLost | VictimReleased) -> bool:
     """it is no victim, or is released already"""
     return _find(state, event.lane) is None
@@ -495,6 +509,11 @@ def failed_victim(state: State, event: VictimLost) -> State:
     return _failed(state, event, "unreconciled", event.reason)
 
 
+def failed_to_give_way(state: State, event: VictimLost) -> State:
+    """note the end: a victim would not give way"""
+    return _failed(state, event, "unavailable", event.reason)
+
+
 def failed_restart(state: State, event: ControllerRestarted) -> State:
     """note the end: the controller restarted"""
     return _failed(state, event, "unavailable", RESTARTED)
@@ -574,6 +593,11 @@ def fail_waiters_of_drain(state: State, event: Ticked) -> Effect:
     return FailWaiters(switch=state.switch, target=state.target, code=code, reason=reason)
 
 
+def fail_waiters_of_victim(state: State, event: VictimLost) -> Effect:
+    """FailWaiters(unavailable)"""
+    return FailWaiters(switch=state.switch, target=state.target, code="unavailable", reason=event.reason)
+
+
 def fail_waiters_as_told(state: State, event: TargetDoesNotFit) -> Effect:
     """FailWaiters(the event's code)"""
     return FailWaiters(switch=state.switch, target=state.target, code=event.code, reason=event.reason)
@@ -597,6 +621,11 @@ def conclude_drain(state: State, event: Ticked) -> Effect:
 def conclude_victim(state: State, event: VictimLost) -> Effect:
     """Conclude(failed, unreconciled)"""
     return _conclude(state, "unreconciled", event.reason)
+
+
+def conclude_kept(state: State, event: VictimLost) -> Effect:
+    """Conclude(failed, unavailable)"""
+    return _conclude(state, "unavailable", event.reason)
 
 
 def conclude_restart(state: State, event: ControllerRestarted) -> Effect:
@@ -725,9 +754,12 @@ SWITCH: Machine[State] = Machine(
             emits=(check_again,), why="Every release is proven; what was forecast is now measured."),
         Row(when=at(W), on=VictimLost, given=is_victim, to=FAILED, change=failed_victim, emits=(conclude_victim,),
             why="What it holds is not known, so nothing may count on it."),
-        Row(when=at(D, R), on=VictimLost, given=is_victim, to=FAILED, change=failed_victim,
+        Row(when=at(D, R), on=VictimLost, given=is_victim_unknown, to=FAILED, change=failed_victim,
             emits=(drop_switch_reason, conclude_victim),
             why="It stays charged and nothing increases; the others serve again or end as proven."),
+        Row(when=at(D, R), on=VictimLost, given=is_victim_that_serves, to=FAILED, change=failed_to_give_way,
+            emits=(drop_switch_reason, fail_waiters_of_victim, conclude_kept),
+            why="71: who waits is told as after a drain that took too long, or the same victim is asked without end."),
         # the target
         Row(when=at(RC), on=TargetFits, to=AC, emits=(activate_target,),
             why="Only here is anything charged for the target (49)."),

@@ -60,7 +60,7 @@ def alphabet(state: m.State) -> list[m.Event]:
         *(m.VictimDrained(now_ms=now, lane=lane) for lane in lanes),
         *(m.ParkRefused(now_ms=now, lane=lane) for lane in lanes),
         *(m.VictimReleased(now_ms=now, lane=lane, released=r) for lane in lanes for r in Released),
-        *(m.VictimLost(now_ms=now, lane=lane, reason="outcome lost") for lane in lanes),
+        *(m.VictimLost(now_ms=now, lane=lane, reason="lost", serves=on) for lane in lanes for on in (False, True)),
         m.TargetFits(now_ms=now),
         m.TargetDoesNotFit(now_ms=now, code="insufficient_memory", reason="short"),
         m.TargetReady(now_ms=now),
@@ -264,6 +264,14 @@ def test_an_uncertain_victim_fails_the_switch_and_nothing_is_raised():
     assert [type(order) for order in orders] == [m.DropSwitchReason, m.Conclude]
 
 
+def test_a_victim_that_would_not_give_way_fails_the_switch_and_its_waiters_are_told():
+    state, _ = m.step(planning(), plan(victim(A, last_ready=False)))
+    state, _ = m.step(state, m.VictimDrained(now_ms=Millis(1100), lane=A))
+    state, orders = m.step(state, m.VictimLost(now_ms=Millis(1101), lane=A, reason="it is busy", serves=True))
+    assert (state.phase, state.code, state.reason) == (Phase.FAILED, "unavailable", "it is busy")
+    assert [type(order) for order in orders] == [m.DropSwitchReason, m.FailWaiters, m.Conclude]
+
+
 def test_victims_that_an_operator_stops_meanwhile_count_as_released():
     both = plan(victim(A), victim(B))
     state, _ = m.step(planning(), both)
@@ -387,14 +395,14 @@ class Host(RuleBasedStateMachine):
         if lane in self.closed and self.serving[lane] == 0 and lane not in self.freed:
             self.feed(m.VictimDrained(now_ms=self.later(), lane=lane))
 
-    @rule(data=st.data(), how=st.sampled_from(("proven", "proven", "no room", "lost")))
+    @rule(data=st.data(), how=st.sampled_from(("proven", "proven", "no room", "lost", "kept")))
     def release(self, data: st.DataObject, how: str) -> None:
         lane = self.draw_lane(data)
         if lane not in self.releasing or lane in self.freed | self.lost:
             return
-        if how == "lost":
+        if how in ("lost", "kept"):
             self.lost.add(lane)
-            self.feed(m.VictimLost(now_ms=self.later(), lane=lane, reason="no answer"))
+            self.feed(m.VictimLost(now_ms=self.later(), lane=lane, reason="no answer", serves=how == "kept"))
         elif how == "no room":
             if self.releasing[lane] == "park":
                 if self.state is not None and self.state.phase is Phase.RELEASING:

@@ -204,10 +204,11 @@ def test_an_operators_plain_start_takes_the_room_of_what_sleeps_and_of_nobody_wh
 # --- switches that park ---------------------------------------------------------------------------------------
 
 
-def two(**changes: Any) -> tuple[Shell, list[DeploymentId]]:
+def two(settings: Settings | None = None, **changes: Any) -> tuple[Shell, list[DeploymentId]]:
     """Two that cannot serve together, but one beside the other's copy."""
+    options = {} if settings is None else {"settings": settings}
     host = (policy("h1", capacity=9, managed=7, parked=2),)
-    return world(*named("a", "b", ready_gib=5, cold_gib=5, **changes), policies=host)
+    return world(*named("a", "b", ready_gib=5, cold_gib=5, **changes), policies=host, **options)
 
 
 def how(here: Shell) -> list[Released | None]:
@@ -249,6 +250,80 @@ def test_a_victim_whose_copy_has_no_room_is_stopped_and_says_so() -> None:
     assert how(here) == [Released.STOPPED_NO_ROOM]
     assert here.lane(a).run.stopped.kind is StopKind.PRESSURE
     assert here.lane(a).run.stopped.for_name == "b"
+
+
+def never_idle(here: Shell, identity: DeploymentId) -> Any:
+    """The engine of `identity` says that it runs something that no client of ours asked for."""
+    engine = next(one for one in here.engines() if one.incarnation.lane.deployment == identity)
+    engine.foreign = 1
+    return engine
+
+
+def test_a_victim_that_never_reads_idle_serves_on_and_whoever_waits_is_told() -> None:
+    here, (a, b) = two(settings=Settings(drain_timeout_ms=Millis(5_000)))
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.run(20_000)
+    engine = never_idle(here, a)
+    client, asked = here.ask("b"), here.now
+    here.run(60_000, until=lambda: client.told is not None)
+    assert (client.told, here.now - asked < 25_000) == ("unavailable", True)
+    book = here.world.book
+    here.run(1_000)
+    assert here.lane(a).gate_open
+    (failed,) = book.switches.values()
+    assert (failed.code, failed.reason) == ("unavailable", "the model in its way does not read idle; ask again later")
+    again = here.ask("b")
+    here.run(6_000)  # the pause after a failed switch
+    assert again.told == "unavailable", "no wait for what is not to be expected"
+    key = here.start(b, evict=True)
+    here.run(250_000)
+    assert len(book.switches) == 1, "it is left alone"
+    assert here.lane(a).gate_open
+    refusal = here.reply(key).message
+    assert refusal is not None
+    assert "; a/0 does not read idle, and is asked again once it does, or 300 s after that" in refusal
+    engine.foreign = 0
+    here.ask("b")  # its gauges are read again for that
+    here.run(2_000)
+    here.ask("b")
+    here.run(30_000, until=lambda: here.lane(b).gate_open)
+    assert here.lane(b).gate_open
+    assert here.lane(a).is_parked
+
+
+def test_an_operators_start_says_who_does_not_read_idle_and_asks_it_again_after_five_minutes() -> None:
+    here, (a, b) = two(settings=Settings(drain_timeout_ms=Millis(5_000)))
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    never_idle(here, a)
+    here.start(b, evict=True)
+    here.run(20_000)
+    view = views.deployment(here.world, b, Millis(here.now))
+    assert view is not None
+    assert "a/0 does not read idle, and is asked again once it does, or 300 s after that" in view["waiting"]
+    here.run(680_000)
+    assert len(here.world.book.switches) == 3
+
+
+def test_a_victim_whose_host_refuses_the_park_is_left_alone_for_a_minute() -> None:
+    here, (a, b) = two(settings=Settings(drain_timeout_ms=Millis(5_000)))
+    here.ask("a")
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    here.faults.percent = {"park_refused_unsent": 100}
+    client = here.ask("b")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "unavailable"
+    second = here.ask("b")
+    here.run(50_000)
+    assert second.told == "unavailable"
+    assert len(here.world.book.switches) == 1
+    here.faults.percent = {}
+    here.run(10_000)
+    later = here.ask("b")
+    here.run(60_000, until=lambda: later.told is not None)
+    assert later.told == "ok"
+    assert here.lane(b).gate_open
 
 
 def test_a_victim_that_outgrew_its_bound_is_stopped_and_not_for_lack_of_room() -> None:

@@ -294,6 +294,36 @@ def test_decision_8_an_exit_within_a_minute_of_ready_is_a_failed_operation(lived
     assert here.ask("a").told == ("activation_failed" if counts else None)
 
 
+def test_failures_before_a_start_that_served_are_forgotten_however_soon_it_was_stopped() -> None:
+    here, (a,) = world(BIG)
+    for _ in range(5):
+        here.faults.percent = {"exit_early": 100}
+        here.start(a)
+        here.run(20_000, until=lambda: here.lane(a).phase is ActivationPhase.FAILED)
+        here.faults.percent = {}
+        here.start(a)
+        here.run(20_000, until=lambda: here.lane(a).gate_open)
+        assert here.lane(a).run.failures == 1
+        here.stop(a)
+        here.run(20_000, until=lambda: here.lane(a).phase is ActivationPhase.STOPPED)
+        assert here.lane(a).run.failures == 0
+
+
+def test_an_engine_that_is_killed_while_it_is_parked_is_started_by_the_next_request() -> None:
+    here, (a,) = world(attrs.evolve(BIG, traits=VLLM, residency=Residency.DEEP, parked_gib=0.5))
+    here.start(a)
+    here.run(20_000, until=lambda: here.lane(a).gate_open)
+    here.park(a)
+    here.run(20_000, until=lambda: here.lane(a).is_parked)
+    here.exit(here.engines("a")[0])
+    here.run(10_000)
+    run = here.lane(a).run
+    assert (here.lane(a).phase, run.failures, run.retry_at_ms) == (ActivationPhase.FAILED, 0, None)
+    client = here.ask("a")
+    here.run(30_000)
+    assert client.told == "ok"
+
+
 # --- R08: orphans after the parent is killed ------------------------------------------------------------------------
 
 
@@ -626,6 +656,47 @@ def test_the_count_of_instances_falls_and_rises_without_touching_what_serves() -
     assert not here.engines()
 
 
+@pytest.mark.parametrize("code", ["checkpoint_mismatch", "invalid_root"])
+def test_a_launch_that_finds_other_files_answers_requests_with_its_own_code(code: str) -> None:
+    here, (a,) = world(BIG)
+    here.spoiled_code = code
+    here.spoiled.add(a)
+    answers = heard(here, o.Answer)
+    first = here.ask("a")
+    here.run(20_000, until=lambda: first.told is not None)
+    assert (first.told, answers[0].retry_after_s) == (code, None)
+    assert here.ask("a").told == code
+    assert len(here.launches) <= 1
+
+
+def test_who_deploys_the_same_document_again_gets_the_files_that_are_there_now() -> None:
+    here, (a,) = world(BIG)
+    digest = here.world.book.deployments[a].digest
+    here.digests[a] = "sha256:others"
+    key = here.revise(a, BIG, activate=True)
+    here.run(20_000)
+    row = here.world.book.deployments[a]
+    assert (row.state.revision, row.digest == digest) == (2, False)
+    assert here.reply(key).code is None
+    assert here.lane(a).gate_open
+    assert here.lane(a).digest == row.digest
+
+
+def test_a_model_that_serves_is_restarted_by_the_same_document_only_if_its_files_are_others() -> None:
+    here, (a,) = world(BIG)
+    here.start(a)
+    here.run(20_000)
+    here.revise(a, BIG)
+    here.run(20_000)
+    assert (len(here.launches), here.world.book.deployments[a].state.revision) == (1, 2)
+    here.digests[a] = "sha256:others"
+    here.revise(a, BIG)
+    here.run(30_000)
+    assert len(here.launches) == 2
+    assert here.lane(a).gate_open
+    assert here.lane(a).digest == here.world.book.deployments[a].digest
+
+
 def test_a_drained_host_keeps_nothing_and_serves_again_once_undrained() -> None:
     here, (a,) = world(BIG, policies=(policy("h1"), policy("h2")))
     client = here.ask("a")
@@ -713,8 +784,8 @@ def test_a_request_whose_model_changed_evicts_nobody_and_is_told_at_once() -> No
     here.spoiled.add(b)
     answers, client = heard(here, o.Answer), here.ask("b")
     here.run(5_000)
-    assert client.told == "activation_failed"
-    assert "checkpoint_mismatch" in answers[0].message
+    assert client.told == "checkpoint_mismatch"
+    assert "its files changed" in answers[0].message
     assert (switches(here), here.lane(a).gate_open) == ([], True)
     here.spoiled.clear()  # what was measured is there again
     again = here.ask("b")
@@ -733,7 +804,7 @@ def test_a_parked_model_whose_files_changed_stays_parked_and_evicts_nobody() -> 
     here.spoiled.add(a)
     client = here.ask("a")
     here.run(5_000)
-    assert client.told == "activation_failed"
+    assert client.told == "checkpoint_mismatch"
     assert here.lane(a).is_parked
     assert here.lane(b).gate_open
     here.spoiled.clear()

@@ -80,6 +80,8 @@ class Shell:
     models: dict[DeploymentId, dict[int, Model]] = attrs.field(factory=dict)
     look_ms: dict[DeploymentId, int] = attrs.field(factory=dict)  # how long a look at its files takes
     spoiled: set[DeploymentId] = attrs.field(factory=set)  # whose files changed since they were measured
+    spoiled_code: str = "checkpoint_mismatch"  # what a launch of those is refused with
+    digests: dict[DeploymentId, str] = attrs.field(factory=dict)  # of files that changed
     clients: dict[RequestId, Client] = attrs.field(factory=dict)
     launches: list[Incarnation] = attrs.field(factory=list)
     served: dict[Incarnation, int] = attrs.field(factory=dict)
@@ -307,11 +309,17 @@ class Shell:
                 now_ms=now,
                 deployment=order.deployment,
                 revision=order.revision,
-                digest=f"sha256:{model.name}{order.revision}",
+                digest=self.digests.get(order.deployment) or self._digest(order.deployment, model),
                 weight_bytes=gib(model.ready_gib),
                 plans=dict.fromkeys(model.hosts, model.plan),
             )
         )
+
+    def _digest(self, identity: DeploymentId, model: Model) -> str:
+        """Another document may name other files; the same one names the same, unless `digests` says otherwise."""
+        same = attrs.evolve(model, instances=1)
+        known = self.models[identity].items()
+        return f"sha256:{model.name}{min(number for number, one in known if attrs.evolve(one, instances=1) == same)}"
 
     def _verified(self, order: o.VerifyStart) -> None:
         self.tell(
@@ -487,9 +495,10 @@ class Shell:
         lane = engine.incarnation.lane
         row = self.world.book.instances.get(lane)
         draining = row is not None and row.phase is ResidencyPhase.DRAINING_TO_PARK
-        if not (engine.work or draining or self.world.book.traffic.on(lane) or self.rng.random() < 0.1):
+        busy = engine.work or engine.foreign or self.world.book.traffic.on(lane)
+        if not (busy or draining or self.rng.random() < 0.1):
             return
-        running, read_at = len(engine.entered), self.now
+        running, read_at = len(engine.entered) + engine.foreign, self.now
 
         def report() -> None:
             if engine.host.online:

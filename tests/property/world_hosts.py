@@ -67,7 +67,7 @@ def launch(shell: Shell, host: Host, order: o.Launch) -> None:
         if incarnation in host.fenced:
             refuse("lifecycle_conflict", passing=False)
         elif incarnation.lane.deployment in shell.spoiled:
-            refuse("checkpoint_mismatch", passing=False)
+            refuse(shell.spoiled_code, passing=False)
         elif shell.faults.hits("launch_never"):
             refuse("port_conflict", passing=True)
         else:
@@ -171,7 +171,7 @@ def await_idle(shell: Shell, host: Host, order: o.AwaitIdle, ends_at_ms: int) ->
         verdict = "silent" if shell.now >= min(ends_at_ms, engine.hung_at_ms + 15_000) else None
     elif shell.faults.hits("idle_silent"):
         verdict = "silent"
-    elif not engine.entered and not shell.faults.hits("idle_busy"):
+    elif not engine.entered and not engine.foreign and not shell.faults.hits("idle_busy"):
         verdict = "idle"
     elif shell.now >= ends_at_ms:
         verdict = "busy"

@@ -163,6 +163,7 @@ class Engine:
     moving: bool = False
     held_bytes: Bytes = Bytes(0)
     work: dict[RequestId, None] = attrs.field(factory=dict)  # in the engine, or on its way into its queue
+    foreign: int = 0  # requests of nobody whom the controller knows, on its gauges
     entered: set[RequestId] = attrs.field(factory=set)  # of those, what its gauges show
     ending: bool = False  # its host ends it: an exit is no news
     unkillable: bool = False
