@@ -244,8 +244,10 @@ def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, Instanc
         return "the checkpoint is being measured"
     for lane, one in instances:
         if lane in book.doubted:
-            away = one.run.host not in book.online
-            return "its host does not answer" if away else "its engine is looked at again, and has not answered yet"
+            if one.run.host not in book.online:
+                return "its host does not answer"
+            _, found = book.vain.get(lane, (0, ""))
+            return f"its engine is looked at again, and has not answered yet{f': {found}' if found else ''}"
     active = [book.switches[one] for one in book.active_switches.values()]
     for state in active:
         if state.target == row.state.deployment:

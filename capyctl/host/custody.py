@@ -189,8 +189,8 @@ async def observe(incarnation: Incarnation, processes: tuple[ProcessIdentity, ..
 
 def unrecorded(processes: Sequence[ProcessIdentity]) -> str:
     """Why nothing is done about processes that the server knows of and no record here, and what a person can do."""
-    alive = [str(p.pid) for p in processes if identity.presence(p) is not Presence.GONE]
+    alive = [f"pid {p.pid}" for p in processes if identity.presence(p) is not Presence.GONE]
     return (
-        "this host's journal has no record of it, so nothing is signalled: see whose it is, end it by hand "
-        f"(kill {' '.join(alive) or 'its group'}), then stop or start the instance again"
+        "this host's journal has no record of it, so nothing is signalled: see whose it is, end "
+        f"{', '.join(alive) or 'its group'} with kill, then stop or start the instance again"
     )

@@ -102,10 +102,8 @@ def test_an_engine_that_cannot_answer_keeps_its_memory_until_it_is_seen_to_be_we
             time.sleep(2)
             view = machine.view("one")
             print(f"a stopped engine after a restart: {view['observed_state']}, {machine.charged()}, {view['waiting']}")
-            assert (view["ready"], view["waiting"]) == (
-                "0/1",
-                "its engine is looked at again, and has not answered yet",
-            )
+            assert view["ready"] == "0/1"
+            assert view["waiting"].startswith("its engine is looked at again, and has not answered yet")
             assert view["ledger"], "it may hold its memory, so it is charged"
             assert not machine.engines("two"), "and nobody else counts on it"
             assert machine.command("status", "deployment", "one").took_s < 2

@@ -266,7 +266,7 @@ async def test_an_engine_without_a_record_is_named_with_the_way_out(host: Host, 
         assert isinstance(ended, m.Unresolved)
         for reason in (looked.reason, ended.reason):
             assert f"pid {pid} (api) is alive" in str(reason)
-            assert f"kill {pid}" in str(reason)
+            assert f"end pid {pid} with kill" in str(reason)
         await stopped(running, incarnation())
 
 
