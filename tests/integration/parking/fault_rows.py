@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
           states=_load("effective_args_mismatch")),
     Fault(name="another context", knobs={"drift": {"max_model_len": 1024}}, families=PARKING,
           states=_load("effective_args_mismatch")),
-    Fault(name="listens off loopback", knobs={"also_listens": "0.0.0.0"}, families=(CUSTOM,),
+    Fault(name="listens off loopback", knobs={"also_listens": "0.0.0.0"}, families=(*PARKING, CUSTOM),
           states=_load("launch_failed")),
     # --- deaths -----------------------------------------------------------------------------------------------
     Fault(name="front killed", kill="front", states={State.IDLE: EXITED, State.ANSWERING: CUT}),
