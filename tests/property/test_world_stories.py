@@ -936,6 +936,19 @@ def test_what_parks_after_it_outgrew_its_charge_is_charged_as_parked_and_wakes_f
     assert ledger_line(here, a) == (gib(4), gib(3))
 
 
+def test_status_says_what_the_looks_at_a_doubted_engine_found() -> None:
+    here, (a,) = world(BIG)
+    here.ask("a")
+    here.run(20_000)
+    (host,) = here.hosts.values()
+    host.forgotten |= set(host.engines)  # its journal was lost
+    here.drop_session(host)
+    here.run(120_000)
+    view = views.deployment(here.world, a, Millis(here.now))
+    assert view is not None
+    assert view["waiting"] == "its engine is looked at again, and has not answered yet: not watched here"
+
+
 def ledger_line(here: Shell, identity: DeploymentId) -> tuple[int, int | None]:
     """What status shows as charged, and as planned where it is charged more."""
     view = views.deployment(here.world, identity, Millis(here.now))
