@@ -464,7 +464,10 @@ def tr_54_a_key_is_one_command(change: Change) -> bool:
         return True
     if change.changed:
         return False
-    owed = command.key in change.book.owed  # still to be answered, for both
+    known = change.book.receipts.get(command.key)
+    owed = (
+        known is not None and known.digest == command.digest and command.key in change.book.owed
+    )  # still to be answered, for both
     return [type(order) for order in change.orders] == ([] if owed else [orders.Reply])
 
 
