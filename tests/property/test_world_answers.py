@@ -95,14 +95,14 @@ def test_whoever_sends_it_twice_before_it_is_answered_is_answered_twice_and_alik
     here.run(500)
     here.tell(attrs.evolve(here.commands[-1], now_ms=Millis(here.now)))
     assert given == []
+    other_body = attrs.evolve(here.commands[-1].command, digest="another")
+    here.tell(attrs.evolve(here.commands[-1], command=other_body, now_ms=Millis(here.now)))
     here.run(3_000)
-    one, other = given
+    conflict, one, other = given
+    assert conflict.code == "idempotency_conflict"
     assert one == other
     assert one.receipt is not None
     assert one.receipt.victims == (str(Lane(a, 0)),)
-    other_body = attrs.evolve(here.commands[-1].command, digest="another")
-    here.tell(attrs.evolve(here.commands[-1], command=other_body, now_ms=Millis(here.now)))
-    assert given[-1].code == "idempotency_conflict"
 
 
 @pytest.mark.parametrize("kept", [{"warm": True}, {"activation": Activation.EXPLICIT}], ids=["warm", "explicit"])
