@@ -837,7 +837,7 @@ def a_wake_whose_files_changed_evicts_nobody_and_may_be_asked_for_again() -> Non
     here.spoiled.add(a)
     client = here.ask("a")
     here.run(10_000)
-    assert client.told == "activation_failed"
+    assert client.told == "checkpoint_mismatch"
     assert here.lane(a).is_parked
     here.spoiled.clear()
     serves_again(here, "a")
