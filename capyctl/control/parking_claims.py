@@ -152,7 +152,7 @@ def tr_40_only_what_sleeps_is_reclaimed(change: Change) -> bool:
         before = change.before.instances.get(lane)
         if before is row or not _reclaimed(row) or (before is not None and _reclaimed(before)):
             continue
-        if before is None or not _sleeps(change, before) or before.wish is not None:
+        if before is None or not _sleeps(change, before) or row.wish is not None:
             return False
         spec = change.book.deployments[lane.deployment].spec
         if spec.warm or spec.activation is Activation.EXPLICIT:
