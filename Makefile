@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 READY  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm check format spec mutants campaign faults bench lock clean
+.PHONY: help demo test test-core test-outside test-vllm check format spec mutants campaign faults bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,14 @@ demo: $(READY)  ## install, start, deploy two real models, ask them, watch a swi
 	$(BIN)/capyctl demo $(DEMO)
 
 test: check  ## everything CI runs: check, then all tests
-	$(BIN)/pytest $(PYTEST)
+	+$(MAKE) --no-print-directory -j2 -Otarget test-core test-outside
+
+# Two halves side by side: one computes, the other mostly waits for real processes.
+test-core:
+	$(BIN)/pytest tests/property tests/shell $(PYTEST)
+
+test-outside:
+	$(BIN)/pytest tests/engines tests/integration tests/nvml tests/real $(PYTEST)
 
 VLLM := .venv-vllm
 
