@@ -398,6 +398,8 @@ def _forget(book: Book, state: request.State) -> None:
     book.traffic.free(_target(state), state.request)
     _count(book, state.incarnation.lane, -1)
     book.drop_request(state)
+    if _target(state) not in book.deployments:  # deleted, and told to the store before its last requests were
+        book.traffic.forget(_target(state))
 
 
 def load(book: Book, state: request.State) -> None:

@@ -996,3 +996,23 @@ def test_a_deleted_deployment_takes_its_logs_with_it_and_a_host_that_was_away_he
     here.delete(b)
     here.run(100_000)
     assert [order.kept for order in pruned[1:]] == [()]
+
+
+def test_old_rows_of_requests_leave_no_queue_of_a_deployment_that_was_deleted_before_a_kill() -> None:
+    here = checked(shell(3))
+    a = here.deploy(Model(name="a", traits=CUSTOM))
+    here.run(5_000)
+    here.ask("a")
+    here.run(20_000)
+    here.ask("a", answer_ms=10**6, hangs_up_in_ms=500)  # settled by its engine's end
+    here.run(3_000)
+    older = {key: row for key, row in here.durable.items() if key[0] == "request"}
+    assert older
+    here.delete(a, stop=True)
+    here.run(60_000)
+    assert a not in here.world.book.deployments
+    here.durable |= older  # requests are written behind
+    here.crash()
+    here.run(1_000)
+    assert not here.world.book.requests
+    assert a not in here.world.book.traffic.queues
