@@ -1064,6 +1064,16 @@ def a_checkpoint_that_comes_back_is_measured_again_when_somebody_asks() -> None:
         serves_again(here)
 
 
+def what_serves_is_started_again_on_other_files_once_they_are_measured() -> None:
+    here, a = begun(PLAIN)
+    here.digests[a] = "sha256:others"
+    here.revise(a, PLAIN)  # the same document: it serves on until it is known that its files are others
+    here.run(30_000)
+    assert here.lane(a).digest == "sha256:others"
+    assert len(here.launches) == 2
+    serves_again(here)
+
+
 def a_measurement_that_is_told_again_changes_nothing() -> None:
     here, a = begun(PLAIN)
     now = Millis(here.now)
@@ -1149,5 +1159,6 @@ CORNERS: tuple[Callable[[], None], ...] = (
     news_that_crosses_a_cut_changes_nothing,
     what_no_host_offers_is_not_deployed,
     a_checkpoint_that_comes_back_is_measured_again_when_somebody_asks,
+    what_serves_is_started_again_on_other_files_once_they_are_measured,
     a_measurement_that_is_told_again_changes_nothing,
 )
