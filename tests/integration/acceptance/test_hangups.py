@@ -166,6 +166,6 @@ def test_a_thousand_mixed_requests_leave_every_count_at_zero(machine: Machine) -
     assert machine.engine("tiny") == engine
     began = time.monotonic()
     assert machine.ask("tiny").status == 200
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10  # not behind anything that was left
     load = next(row for row in machine.manage("GET", "/metrics/load")["deployments"] if row["name"] == "tiny")
     assert (load["router"]["in_flight"], load["router"]["waiting"]) == (0, 0)
