@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pynvml
@@ -22,6 +22,9 @@ from tests.nvml.card import GIB
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library.load()
     monkeypatch.setenv(card.VARIABLE, str(tmp_path / "cards"))
+    with suppress(pynvml.NVMLError_Uninitialized):  # readers of tests before, in this very process
+        while True:
+            pynvml.nvmlShutdown()
     return tmp_path / "cards"
 
 
