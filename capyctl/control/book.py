@@ -71,11 +71,19 @@ class Over:
 
 
 @attrs.frozen(kw_only=True)
-class Verified:
-    """A question whether starts of a deployment could begin on a host, and whether it was answered with yes."""
+class Question:
+    """Could a start with this revision and these files begin on this host? A wake asks by what it was launched with."""
 
+    deployment: DeploymentId
     revision: int
     digest: str
+    host: HostId
+
+
+@attrs.frozen(kw_only=True)
+class Verified:
+    """When such a question was asked, and whether it was answered with yes."""
+
     asked_at_ms: Millis
     passed: bool = False
     again_at_ms: Millis | None = None  # the host could not say; asked again then
@@ -142,7 +150,7 @@ class Book:
     used_at: dict[Lane, Millis] = attrs.field(factory=dict)
     loads: dict[Lane, LoadReported] = attrs.field(factory=dict)
     bodies: dict[RequestId, int] = attrs.field(factory=dict)  # bytes of bodies that wait
-    verified: dict[tuple[DeploymentId, HostId], Verified] = attrs.field(factory=dict)  # starts that others give way for
+    verified: dict[Question, Verified] = attrs.field(factory=dict)  # starts that others give way for
     asked: set[DeploymentId] = attrs.field(factory=set)  # wanted by a request that nothing could be queued for
     running_on: dict[Lane, int] = attrs.field(factory=dict)  # places held on a lane
     draining: set[Lane] = attrs.field(factory=set)  # lanes whose drain is watched

@@ -268,7 +268,7 @@ def verified(book: Book, event: e.StartVerified) -> None:
     if not verifying.heard(book, event) or event.code is None:
         return
     for lane, row in list(book.of(event.deployment)):
-        if row.wish is not None and row.phase in WAITING:
+        if row.wish is not None and row.phase in WAITING and verifying.is_about(book, event, lane):
             say_short(book, lane, event.code, event.reason, final=True)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control.book import Book, Verified
+from capyctl.control.book import Book, Question, Verified
 from capyctl.control.orders import VerifyStart
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis
@@ -28,62 +28,90 @@ AGAIN_MS: Final = Millis(2_000)
 
 def could_begin(book: Book, lane: Lane, host: HostId, since_ms: Millis) -> bool:
     """Whether its host has just seen that this start or wake could begin; else the host is asked, once."""
-    row, owner = book.instances[lane], book.deployments[lane.deployment]
-    wakes = row.phase is ResidencyPhase.WAKE_PLANNED
-    revision = row.revision if wakes else owner.state.revision
-    digest = (row.digest if wakes else owner.digest) or ""
-    key = (lane.deployment, host)
-    known = book.verified.get(key)
-    if known is not None and (known.revision, known.digest) == (revision, digest):
+    question = _question(book, lane, host)
+    known = book.verified.get(question)
+    if known is not None:
         if known.again_at_ms is not None and known.again_at_ms > book.now_ms:
             return False
         if known.passed and known.asked_at_ms >= since_ms and book.now_ms - known.asked_at_ms <= GOOD_MS:
             return True
         if not known.passed and known.again_at_ms is None:
             return False  # asked, and not answered yet
-    book.verified[key] = Verified(revision=revision, digest=digest, asked_at_ms=book.now_ms)
-    _look_at(book, key, Millis(book.now_ms + HOLDS_MS))
-    book.order(VerifyStart(deployment=lane.deployment, revision=revision, digest=digest, host=host))
+    _drop_old(book)
+    book.verified[question] = Verified(asked_at_ms=book.now_ms)
+    _look_at(book, question, Millis(book.now_ms + HOLDS_MS))
+    book.order(
+        VerifyStart(deployment=lane.deployment, revision=question.revision, digest=question.digest, host=question.host)
+    )
     return False
+
+
+def _question(book: Book, lane: Lane, host: HostId) -> Question:
+    """What is asked for a lane. Instances of one deployment may ask differently: a copy of before, and a new start."""
+    row, owner = book.instances[lane], book.deployments[lane.deployment]
+    wakes = row.phase is ResidencyPhase.WAKE_PLANNED
+    return Question(
+        deployment=lane.deployment,
+        revision=row.revision if wakes else owner.state.revision,
+        digest=(row.digest if wakes else owner.digest) or "",
+        host=host,
+    )
+
+
+def is_about(book: Book, event: e.StartVerified, lane: Lane) -> bool:
+    """Whether an answer is to what would be asked for this lane."""
+    return _question(book, lane, event.host) == _asked(event)
 
 
 def holds_back(book: Book, target: DeploymentId, host: HostId) -> bool:
     """Whether another start is being looked at on this host, which is to have the room there."""
     return any(
-        on == host
-        and other != target
+        question.host == host
+        and question.deployment != target
         and not known.passed
         and known.again_at_ms is None
         and book.now_ms - known.asked_at_ms < HOLDS_MS
-        for (other, on), known in book.verified.items()
+        for question, known in book.verified.items()
     )
 
 
 def heard(book: Book, event: e.StartVerified) -> bool:
-    """Note an answer. Whether it is one to the present question."""
-    key = (event.deployment, event.host)
-    known = book.verified.get(key)
-    if known is None or (known.revision, known.digest) != (event.revision, event.digest) or known.passed:
+    """Note an answer. Whether it is one to a question that is open."""
+    question = _asked(event)
+    known = book.verified.get(question)
+    if known is None or known.passed:
         return False
     book.dirty = True
     if not event.looked:
         again = Millis(event.now_ms + AGAIN_MS)
-        book.verified[key] = attrs.evolve(known, again_at_ms=again)
-        _look_at(book, key, again)
+        book.verified[question] = attrs.evolve(known, again_at_ms=again)
+        _look_at(book, question, again)
         return False
     if event.code is not None:
-        del book.verified[key]
+        del book.verified[question]
     else:
-        book.verified[key] = attrs.evolve(known, passed=True)
+        book.verified[question] = attrs.evolve(known, passed=True)
     return True
 
 
-def _look_at(book: Book, key: tuple[DeploymentId, HostId], at_ms: Millis) -> None:
-    book.due.forget("verify", key)
-    book.due.at(at_ms, "verify", key)
+def _asked(event: e.StartVerified) -> Question:
+    return Question(deployment=event.deployment, revision=event.revision, digest=event.digest, host=event.host)
+
+
+def _look_at(book: Book, question: Question, at_ms: Millis) -> None:
+    book.due.forget("verify", question)
+    book.due.at(at_ms, "verify", question)
+
+
+def _drop_old(book: Book) -> None:
+    """Answers that nobody would believe any more."""
+    for question, known in list(book.verified.items()):
+        answered = known.passed or known.again_at_ms is not None
+        if answered and book.now_ms - known.asked_at_ms > GOOD_MS:
+            del book.verified[question]
 
 
 def forget(book: Book, target: DeploymentId) -> None:
     """The deployment is deleted."""
-    for key in [key for key in book.verified if key[0] == target]:
-        del book.verified[key]
+    for question in [question for question in book.verified if question.deployment == target]:
+        del book.verified[question]

@@ -622,3 +622,20 @@ def test_one_verdict_ends_the_waits_of_all_copies_that_a_start_was_to_wake() -> 
     refused = here.reply(key)
     assert (refused.code, refused.receipt) == ("insufficient_resources", None)
     assert not any(here.world.book.open_operations.values())
+
+
+def test_a_copy_of_an_older_revision_and_a_new_start_are_each_looked_at_once() -> None:
+    host = (policy("h1", capacity=12, managed=9, parked=4),)
+    model = attrs.evolve(DEEP, ready_gib=3, cold_gib=3)
+    here, (a, b) = world(model, attrs.evolve(DEEP, name="b", ready_gib=8, cold_gib=8), policies=host)
+    parked(here, a)
+    here.start(b)
+    here.run(60_000, until=lambda: here.lane(b).gate_open)
+    here.revise(a, attrs.evolve(model, instances=2))
+    here.run(5_000)
+    here.start(a, evict=True)
+    before = len(here.log)
+    here.run(60_000, until=lambda: here.lane(a).gate_open and here.lane(a, 1).gate_open)
+    assert here.lane(a).gate_open
+    assert here.lane(a, 1).gate_open
+    assert sum(line.count("VerifyStart") for line in here.log[before:]) <= 4
