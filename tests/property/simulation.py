@@ -47,6 +47,7 @@ MACHINES: tuple[Machine[Any], ...] = (
 )
 EVERY = 25  # steps between two checks of the dearer claims
 PEACE_MS = 6 * 3_600_000  # virtual time after which a healed world must be at rest
+REST_STEPS = 30_000  # and the steps: samples of six hours are fewer
 CLOSE = (
     invariants.inv_01_charges_within_limits,
     invariants.inv_13_exactly_what_may_run_is_charged,
@@ -309,11 +310,13 @@ class Life:
         shell = self.shell
         self.heal()
         ends_at = shell.now + PEACE_MS
+        began = shell.steps
         while True:
-            shell.run(ends_at - shell.now, until=lambda: not self.unrest())
+            shell.run(ends_at - shell.now, until=lambda: not self.unrest(), steps_max=REST_STEPS)
+            assert shell.steps - began < REST_STEPS, f"71: it does not come to rest: {shell.log[-4:]}"
             assert not self.unrest(), f"not at rest after {PEACE_MS // 3_600_000} h: {self.unrest()[:5]}"
             tokens = shell.world.book.counters.get("token")
-            shell.run(120_000)  # what an idle timer frees, whoever waits for memory takes
+            shell.run(120_000, steps_max=REST_STEPS)  # what an idle timer frees, whoever waits for memory takes
             if tokens == shell.world.book.counters.get("token") and not self.unrest():
                 break
         invariants.assert_state(shell.world.book)
