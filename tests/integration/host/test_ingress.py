@@ -373,7 +373,7 @@ async def test_a_named_request_is_lost_with_its_gate_or_its_connection_and_forgo
     async def endless(stream: trio.SocketStream, seen: list[bytes]) -> None:
         request = await one_request(stream)
         if b"whole" in request:
-            await stream.send_all(OK)
+            await stream.send_all(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         elif b"broken" in request:
             await stream.send_all(CHUNKED)
         else:
