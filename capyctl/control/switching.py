@@ -135,7 +135,7 @@ def _begin_for(
         why = _refused_by(book, lane, since_ms, tries, asks_of, candidates)
         if why is not None:
             requests.fail_waiters(book, lane.deployment, "unavailable", *why)
-            _end_request_wishes(book, lane.deployment, "unavailable", why[0])
+            _drop_request_wishes(book, lane.deployment, "unavailable", why[0])
             if book.instances[lane].wish is None:
                 return  # it was wanted by requests alone, and they are answered
         _say(book, lane, plans)
@@ -396,12 +396,18 @@ def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
 
 
 def _end_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
+    _drop_request_wishes(book, target, code, reason)
+    for lane, row in list(book.of(target)):
+        if row.wish is not None and row.phase in WAITING:
+            say_short(book, lane, code, f"{reason}{refusing.words(book, set(book.hosts))}")
+
+
+def _drop_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
+    """Whoever waited was answered; an operator's wish stays, and says what it waits for by its own verdict."""
     for lane, row in list(book.of(target)):
         if row.wish is not None and row.wish.origin is Origin.REQUEST:
             book.put_instance(lane, attrs.evolve(row, wish=None))
             lanes.tell(book, lane, facts.NotPlaced(now_ms=book.now_ms, code=code, reason=reason, final=True))
-        elif row.wish is not None and row.phase in WAITING:
-            say_short(book, lane, code, f"{reason}{refusing.words(book, set(book.hosts))}")
 
 
 def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:

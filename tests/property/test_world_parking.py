@@ -639,3 +639,24 @@ def test_a_copy_of_an_older_revision_and_a_new_start_are_each_looked_at_once() -
     assert here.lane(a).gate_open
     assert here.lane(a, 1).gate_open
     assert sum(line.count("VerifyStart") for line in here.log[before:]) <= 4
+
+
+def test_a_copy_and_a_new_start_wait_quietly_for_a_victim_that_would_not_give_way() -> None:
+    host = (policy("h1", capacity=12, managed=9, parked=4),)
+    model = attrs.evolve(DEEP, ready_gib=3, cold_gib=3)
+    here, (a, b) = world(model, attrs.evolve(DEEP, name="b", ready_gib=8, cold_gib=8), policies=host)
+    parked(here, a)
+    here.start(b)
+    here.run(60_000, until=lambda: here.lane(b).gate_open)
+    here.revise(a, attrs.evolve(model, instances=2))
+    here.run(5_000)
+    here.faults.percent = {"park_refused_unsent": 100}
+    here.start(a, evict=True)
+    here.run(20_000)  # it was asked once, and is left alone
+    assert here.lane(b).gate_open
+    for index in (0, 1):
+        assert "asked again 60 s after that" in here.lane(a, index).waits_for.reason
+    here.faults.percent = {}
+    here.run(300_000, until=lambda: here.lane(a).gate_open and here.lane(a, 1).gate_open)
+    assert here.lane(a).gate_open
+    assert here.lane(a, 1).gate_open
