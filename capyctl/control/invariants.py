@@ -318,6 +318,15 @@ def inv_49_wishes_name_running_switches(book: Book) -> bool:
     return True
 
 
+def inv_49_made_room_is_wanted(book: Book) -> bool:
+    """49, 65: While a switch keeps the room that it made, some instance of its target wants it."""
+    return all(
+        any(row.wish is not None and row.wish.switch == identity for _, row in book.of(book.switches[identity].target))
+        for identity in book.active_switches.values()
+        if book.switches[identity].phase in (switch.Phase.RECHECK, switch.Phase.ACTIVATING)
+    )
+
+
 def inv_50_one_start_at_a_time(book: Book) -> bool:
     """50: A deployment has at most one open start; whoever asks for the same joins it."""
     return all(
@@ -477,6 +486,7 @@ STATE: tuple[StateClaim, ...] = (
     inv_45_victims_are_on_one_host,
     inv_48_only_a_running_switch_drains,
     inv_49_wishes_name_running_switches,
+    inv_49_made_room_is_wanted,
     inv_50_one_start_at_a_time,
     inv_50_an_open_start_is_pursued,
     inv_56_what_is_deleted_left_nothing,

@@ -446,27 +446,28 @@ def advance(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
         for lane in sorted(book.moved & {victim.lane for victim in state.victims}):
             running = book.running_on.get(lane, 0)
             tell(book, state.switch, switch.TrafficSeen(now_ms=book.now_ms, lane=lane, running=running))
-        if state.phase is Phase.RECHECK:
-            _recheck(book, state, asks_of)
+        target = next((one for one, row in book.of(state.target) if row.wish and row.wish.switch == state.switch), None)
+        if state.phase in (Phase.RECHECK, Phase.ACTIVATING) and target is None:
+            _unwanted(book, state)
+        elif state.phase is Phase.RECHECK and target is not None:
+            _recheck(book, state, target, asks_of)
         elif state.phase is Phase.OPENING:
             tell(book, state.switch, switch.WaitersLetIn(now_ms=book.now_ms))
     book.moved.clear()
     book.windowed = {victim.lane for state in active(book) if state.phase is Phase.WINDOW for victim in state.victims}
 
 
-def _recheck(book: Book, state: switch.State, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
+def _unwanted(book: Book, state: switch.State) -> None:
+    """Nothing waits for the room that this switch made: the target serves elsewhere, or its start came to nothing."""
+    if book.serving(state.target):
+        tell(book, state.switch, switch.TargetReady(now_ms=book.now_ms))
+    else:
+        why = "nobody wants it any more"
+        tell(book, state.switch, switch.TargetFailed(now_ms=book.now_ms, code="unavailable", reason=why))
+
+
+def _recheck(book: Book, state: switch.State, lane: Lane, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
     """After the releases: on fresh observations, does the target fit now? Its raise is the scheduler's next act."""
-    lane = next((one for one, row in book.of(state.target) if row.wish and row.wish.switch == state.switch), None)
-    if lane is None:
-        if book.serving(state.target):
-            tell(book, state.switch, switch.TargetReady(now_ms=book.now_ms))
-        else:
-            tell(
-                book,
-                state.switch,
-                switch.TargetFailed(now_ms=book.now_ms, code="unavailable", reason="nobody wants it any more"),
-            )
-        return
     row = book.instances[lane]
     if row.phase not in WAITING:
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))  # it was armed in this very pass

@@ -364,7 +364,7 @@ def _restarts(row: InstanceRow) -> bool:
     if isinstance(life, cleanup.State):
         kind = life.stop.kind if life.stop is not None else StopKind.FAILED_WAKE
         return kind in (StopKind.SATURATION, StopKind.FAILED_WAKE)
-    return life.phase in (activation.ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
+    return life.phase in activation.WAITING or life.phase is ResidencyPhase.WAKE_PLANNED
 
 
 def tr_41_reading_starts_nothing(change: Change) -> bool:

@@ -58,6 +58,7 @@ CLOSE = (
     invariants.inv_38_what_an_operator_stopped_does_not_start,
     invariants.inv_48_only_a_running_switch_drains,
     invariants.inv_49_wishes_name_running_switches,
+    invariants.inv_49_made_room_is_wanted,
     invariants.inv_50_an_open_start_is_pursued,
 )
 """Claims that are checked after every step of a simulation; the others every EVERY steps and at its end."""

@@ -20,7 +20,7 @@ from capyctl.control.book import Book
 from capyctl.control.changes import Before, Change, remember
 from capyctl.control.records import Record, Wish
 from capyctl.errors import InvariantBroken
-from capyctl.fsm import gate, operation
+from capyctl.fsm import gate, operation, switch
 from capyctl.fsm.proofs import Back, Canary, SameEngine, Usable
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import (
@@ -114,6 +114,12 @@ def two_starts(book: Book, a: Lane, b: Lane) -> None:
     book.open_operations[b.deployment][OperationId("x")] = None
 
 
+def room_that_nobody_wants(book: Book, a: Lane, b: Lane) -> None:
+    (identity,) = book.active_switches.values()
+    book.switches[identity] = attrs.evolve(book.switches[identity], phase=switch.Phase.ACTIVATING)
+    book.instances[b] = attrs.evolve(book.instances[b], wish=None)
+
+
 def one_more_place(book: Book, a: Lane, b: Lane) -> None:
     queue = book.traffic.queue(a.deployment)
     for number in range(40):
@@ -180,6 +186,7 @@ BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
             b, attrs.evolve(k.instances[b], wish=Wish(origin=Origin.REQUEST, since_ms=Millis(1), switch="gone"))
         ),
     ),  # type: ignore[arg-type]
+    (inv.inv_49_made_room_is_wanted, room_that_nobody_wants),
     (inv.inv_50_one_start_at_a_time, two_starts),
     (inv.inv_50_an_open_start_is_pursued, a_forgotten_start),
     (inv.inv_56_what_is_deleted_left_nothing, lambda k, a, b: k.deployments.pop(a.deployment)),

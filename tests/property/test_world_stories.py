@@ -1016,3 +1016,22 @@ def test_old_rows_of_requests_leave_no_queue_of_a_deployment_that_was_deleted_be
     here.run(1_000)
     assert not here.world.book.requests
     assert a not in here.world.book.traffic.queues
+
+
+def test_a_switch_whose_target_comes_to_nothing_under_a_new_revision_holds_its_host_shut_for_nobody() -> None:
+    here = checked(shell(3))
+    here.deploy(Model(name="a", ready_gib=6, cold_gib=6))
+    b = here.deploy(Model(name="b", ready_gib=6, cold_gib=6, load_ms=20_000))
+    here.run(5_000)
+    here.ask("a")
+    here.run(20_000)
+    here.ask("b", hangs_up_in_ms=200_000)
+    here.run(60_000, until=lambda: here.lane(b).phase is ActivationPhase.PROBING)
+    here.revise(b, attrs.evolve(here.models[b][1], note="bad checkpoint_mismatch"))  # stops what is starting
+    here.run(1)
+    here.start(b, evict=True)
+    here.run(120_000)
+    assert not here.world.book.active_switches
+    client = here.ask("a")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
