@@ -25,7 +25,7 @@ from capyctl.host.engine import Engine
 from capyctl.host.identity import Presence
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import Journal
-from capyctl.host.ports import PortLeases
+from capyctl.host.ports import PortLeases, listened_by
 
 T = TypeVar("T")
 LOOK_LIMITER = trio.CapacityLimiter(2)
@@ -147,14 +147,19 @@ class Custody:
     async def same(self, engine: Engine) -> SameEngine | str:
         """P-SAME: every recorded api and worker alive, nobody unnamed among them, its own port; or why not."""
         recorded = engine.processes
-        found = await in_thread(lambda: identity.with_roles(engine.api, recorded))
-        alive = frozenset(p for p in found if identity.presence(p) is Presence.ALIVE)
+
+        def look() -> tuple[tuple[ProcessIdentity, ...], frozenset[ProcessIdentity], bool]:
+            found = identity.with_roles(engine.api, recorded)
+            alive = frozenset(p for p in found if identity.presence(p) is Presence.ALIVE)
+            return found, alive, listened_by(engine.record.port, [p.pid for p in found]) is True
+
+        found, alive, listens = await in_thread(look)
         missing = [p for p in recorded if p.role is not Role.HELPER and p not in alive]
         strangers = [p for p in found[len(recorded) :] if p.role is Role.WORKER] if engine.ready else []
         if missing or strangers:
             reasons = [f"{p.role.value} pid {p.pid} is not seen alive" for p in missing]
             return "; ".join([*reasons, *(f"pid {p.pid} is not in the record" for p in strangers)])
-        if not await in_thread(engine.owns_its_port):
+        if not listens:
             return f"none of its processes listens on port {engine.record.port}"
         if len(found) > len(recorded):
             await self.journal.noticed(engine.incarnation, found)

@@ -22,6 +22,7 @@ from capyctl.fsm.types import ProcessIdentity, Role
 
 PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36
+_STAT_BYTES = 4096  # one read is the whole line: a name of 64 bytes and 51 numbers
 
 
 class Presence(enum.Enum):
@@ -56,7 +57,11 @@ def boot_id(proc: Path = PROC) -> str:
 def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     """The process's stat, None when no such process exists. Raises: OSError when it cannot be seen."""
     try:
-        text = (proc / str(pid) / "stat").read_bytes()
+        descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # of every process, so without a stream
+        try:
+            text = os.read(descriptor, _STAT_BYTES)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name stands in parentheses and may hold any byte, so the fields are counted from the last one.

@@ -38,6 +38,7 @@ SETTLE_S = 30.0  # drivers give memory back after the call has returned
 LOOK_S = 45.0  # at a wake whose answer was lost: whoever waits for it is served sooner by a clean start
 SETTLE_LOOK_S = 5.0  # the same for a release whose answer was lost some time ago
 LAST_WORDS_S = 0.5  # of a limit, to say what was seen
+CLOCK_TICK_S = 0.001
 LOOK_FIRST_S = 0.002  # most engines are done when they say so: the second look comes at once, later ones seldom
 LOOK_EVERY_S = 0.5
 QUIET_S = 5.0  # an engine that was read idle may have to finish its last step
@@ -167,6 +168,7 @@ class Parking:
     ) -> dict[Domain, Resident]:
         """P-RESID on every domain of `budget`. Raises: _Unknown with the figures that did not fit."""
         seen, wait_s = "nothing was sampled", LOOK_FIRST_S
+        await trio.sleep(CLOCK_TICK_S)  # a look in the millisecond of the answer could be older than it
         with trio.move_on_at(min(ends_at_s, trio.current_time() + SETTLE_S)):
             while not engine.ended.is_set():
                 held = await self.observer.held(engine.processes)
