@@ -5,21 +5,19 @@ Source: engines 4.1, 8, 12.1, 12.3.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
-from capyctl.checkpoints.directory import resolve_model
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.documents.model_source import Local
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
+from capyctl.engines.environment import Reserved
 from capyctl.engines.options import check_real_paths
-from capyctl.engines.python.installation import prefix_of
+from capyctl.engines.python.installation import Package
+from capyctl.engines.python.installed import Installed
 from capyctl.engines.python.openai_calls import served_entry
-from capyctl.engines.python.variables import Closed, closed_environment, max_jobs
 from capyctl.engines.questions import answer, probe_chat, read_metrics
 from capyctl.engines.registered import Registered
 from capyctl.engines.tensorfold.installation import PACKAGE, check_toolchain, own_cuda_dirs
@@ -32,27 +30,27 @@ from capyctl.engines.tensorfold.render import (
     owned_variables,
     render,
 )
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import CapyError, Failure
 
 _WAITING = "tensorfold:requests_waiting"
 _CACHE = "tensorfold:kv_cache_usage_ratio"
 
 
 @attrs.frozen(kw_only=True)
-class TensorfoldAdapter(RestartOnly):
+class TensorfoldAdapter(Installed, RestartOnly):
     """One registered installation of TensorFold."""
-
-    registered: Registered
-    models_root: Path | None = None
-    telemetry: bool = False
 
     @property
     def family(self) -> str:
         return "tensorfold"
 
     @property
-    def eof_settles(self) -> bool:
-        return False
+    def package(self) -> Package:
+        return PACKAGE
+
+    @property
+    def reserved_env(self) -> tuple[Reserved, ...]:
+        return RESERVED_ENV
 
     def preflight(self) -> None:
         """Look at the installation and its build tools again before a launch. Blocking.
@@ -60,22 +58,8 @@ class TensorfoldAdapter(RestartOnly):
         Raises: Refusal `installation_drift` when the program is gone, or changed and the profile says `refuse`;
           `toolchain_missing`.
         """
-        executable = Path(self.registered.executable)
-        if not os.access(executable, os.X_OK):
-            raise Refusal("installation_drift", f"{executable} of the profile {self.registered.name} is not there")
-        if self.registered.profile.security.installation_drift == "refuse" and self.drifted():
-            raise Refusal(
-                "installation_drift",
-                f"the files of {prefix_of(executable)} changed since {self.registered.name} was registered. "
-                "Register it again, or use --drift warn",
-            )
-        check_toolchain(executable, self.registered.profile.cuda_home)
-
-    def drifted(self) -> bool | None:
-        """Whether the installation's bytes differ from the registered ones; None when that was never measured."""
-        if self.registered.digest is None:
-            return None
-        return PACKAGE.digest(prefix_of(self.registered.executable)) != self.registered.digest
+        super().preflight()
+        check_toolchain(Path(self.registered.executable), self.registered.profile.cuda_home)
 
     def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch. Creates the directory of kernels, 0700, and forgets locks of dead builds.
@@ -94,36 +78,19 @@ class TensorfoldAdapter(RestartOnly):
                 served_name=facts.served_name,
                 port=facts.port,
                 model_dir=facts.model_dir,
-                draft_dir=self._draft_dir(document),
+                draft_dir=self.draft_dir(document),
                 context_tokens=facts.context_tokens,
                 document=document,
                 fixed_args=self.registered.profile.args,
             )
         )
-        prefix = prefix_of(self.registered.executable)
-        env = closed_environment(
-            Closed(
-                prefix=prefix,
-                cuda_home=self.registered.profile.cuda_home,
-                profile_env={str(name): value for name, value in self.registered.profile.env.items()},
-                deployment_env={str(name): value for name, value in document.engine_config.env.items()},
-                reserved=RESERVED_ENV,
-                log_path=facts.log_path,
-                max_jobs=max_jobs(facts),
-                telemetry=self.telemetry,
-                path_dirs=own_cuda_dirs(prefix),
-                owned={**owned_variables(extensions, facts.ready), **facts.device_env},
-            )
+        env = self.environment(
+            document,
+            facts,
+            {**owned_variables(extensions, facts.ready), **facts.device_env},
+            own_cuda_dirs(self.prefix),
         )
         return Command(argv=argv, env=env)
-
-    def _draft_dir(self, document: Deployment) -> Path | None:
-        draft = document.model.draft
-        if draft is None:
-            return None
-        if not isinstance(draft, Local):
-            raise Refusal("unsupported", f"{document.name}: model.draft: this release takes drafters from directories")
-        return resolve_model(draft.path, self.models_root)
 
     async def loaded(self, client: Client) -> bool:
         """One poll of `/health`: ready says `ok: true`. ConnectionError passes through: not yet."""

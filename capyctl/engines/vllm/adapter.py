@@ -5,23 +5,19 @@ Source: engines 4.1, 6, 12, 13; real-engines 1.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import attrs
 
-from capyctl.checkpoints.directory import resolve_model
-from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.documents.model_source import Local
+from capyctl.documents.deployment import parse_deployment
 from capyctl.engines import parsers
 from capyctl.engines.adapter import Client, Command, LaunchFacts
+from capyctl.engines.environment import Reserved
 from capyctl.engines.options import check_real_paths
-from capyctl.engines.python.installation import helper_argv, prefix_of
+from capyctl.engines.python.installation import Package, helper_argv
+from capyctl.engines.python.installed import Installed
 from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
-from capyctl.engines.python.variables import Closed, closed_environment, max_jobs
 from capyctl.engines.questions import gauge_sums, probe_chat, same
-from capyctl.engines.registered import Registered
 from capyctl.engines.vllm import sleep
 from capyctl.engines.vllm.failures import classify
 from capyctl.engines.vllm.installation import ENTRY, PACKAGE, install_helpers
@@ -34,20 +30,24 @@ _USAGE = "vllm:kv_cache_usage_perc"  # from 0 to 1, despite its name
 
 
 @attrs.frozen(kw_only=True)
-class VllmAdapter:
+class VllmAdapter(Installed):
     """One registered installation of vLLM."""
-
-    registered: Registered
-    models_root: Path | None = None
-    telemetry: bool = False
 
     @property
     def family(self) -> str:
         return "vllm"
 
     @property
-    def eof_settles(self) -> bool:
-        return False
+    def package(self) -> Package:
+        return PACKAGE
+
+    @property
+    def reserved_env(self) -> tuple[Reserved, ...]:
+        return RESERVED_ENV
+
+    @property
+    def resets_unread(self) -> bool:
+        return True
 
     @property
     def parks(self) -> bool:
@@ -61,27 +61,6 @@ class VllmAdapter:
     @property
     def workers_listen(self) -> bool:
         return True
-
-    def preflight(self) -> None:
-        """Look at the installation again before a launch. Blocking.
-
-        Raises: Refusal `installation_drift` when the program is gone, or changed and the profile says `refuse`.
-        """
-        executable = Path(self.registered.executable)
-        if not os.access(executable, os.X_OK):
-            raise Refusal("installation_drift", f"{executable} of the profile {self.registered.name} is not there")
-        if self.registered.profile.security.installation_drift == "refuse" and self.drifted():
-            raise Refusal(
-                "installation_drift",
-                f"the files of {prefix_of(executable)} changed since {self.registered.name} was registered. "
-                "Register it again, or use --drift warn",
-            )
-
-    def drifted(self) -> bool | None:
-        """Whether the installation's bytes differ from the registered ones; None when that was never measured."""
-        if self.registered.digest is None:
-            return None
-        return PACKAGE.digest(prefix_of(self.registered.executable)) != self.registered.digest
 
     def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch. Writes the helper modules that it runs.
@@ -102,24 +81,11 @@ class VllmAdapter:
                 fixed_args=self.registered.profile.args,
                 version=self.registered.version,
                 parsers=parsers.detect("vllm", config, template),
-                draft_dir=self._draft_dir(document),
+                draft_dir=self.draft_dir(document),
             )
         )
-        prefix = prefix_of(self.registered.executable)
-        env = closed_environment(
-            Closed(
-                prefix=prefix,
-                cuda_home=self.registered.profile.cuda_home,
-                profile_env={str(name): value for name, value in self.registered.profile.env.items()},
-                deployment_env={str(name): value for name, value in document.engine_config.env.items()},
-                reserved=RESERVED_ENV,
-                log_path=facts.log_path,
-                max_jobs=max_jobs(facts),
-                telemetry=self.telemetry,
-                owned=variables(facts, runtime, telemetry=self.telemetry),
-            )
-        )
-        argv = helper_argv(prefix, runtime / ENTRY, ("serve", str(len(rendered)), *rendered, *rest))
+        env = self.environment(document, facts, variables(facts, runtime, telemetry=self.telemetry))
+        argv = helper_argv(self.prefix, runtime / ENTRY, ("serve", str(len(rendered)), *rendered, *rest))
         return Command(argv=argv, env=env)
 
     def _check_parks(self) -> None:
@@ -129,14 +95,6 @@ class VllmAdapter:
                 f"the profile {self.registered.name} does not park (security.deep_park: disabled). "
                 "State residency: restart_only",
             )
-
-    def _draft_dir(self, document: Deployment) -> Path | None:
-        draft = document.model.draft
-        if draft is None:
-            return None
-        if not isinstance(draft, Local):
-            raise Refusal("unsupported", f"{document.name}: model.draft: this release takes drafts from directories")
-        return resolve_model(draft.path, self.models_root)
 
     async def loaded(self, client: Client) -> bool:
         """One poll of `/v1/models`. The port is closed until the model is loaded."""
