@@ -90,6 +90,14 @@ class Adapter(Protocol):
         """Whether the engine's EOF after our half-close proves that the request's handler returned."""
 
     @property
+    def resets_unread(self) -> bool:
+        """Whether it resets a connection only while a part of a request lies unread in it.
+
+        So does every server that just closes: the kernel resets then, and ends in order once all was read. A server
+        that lingers zero seconds resets what it has read and begun as well, and nobody can tell the two apart.
+        """
+
+    @property
     def parks(self) -> bool:
         """Whether this installation releases its memory and takes it back: the family can, the host lets it."""
 
@@ -180,6 +188,10 @@ class RestartOnly:
 
     @property
     def workers_listen(self) -> bool:
+        return False
+
+    @property
+    def resets_unread(self) -> bool:
         return False
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:

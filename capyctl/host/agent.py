@@ -173,8 +173,8 @@ class HostAgent:
                 _log.warning("engine.unknown_profile", extra={"fields": fields})
                 continue
             self._adopt(engine)
-            if engine.answers and await in_thread(engine.owns_its_port):
-                self.ingress.admit(engine.incarnation, record.port, record.key)
+            if engine.answers and await in_thread(engine.owns_its_port) and not await self._custody.exposed(engine):
+                self._custody.admit(engine)
         for command in await self.journal.unfinished():
             self._begin(command)
 

@@ -48,6 +48,11 @@ class Custody:
     kill_s: float = process.KILL_S
     engines: dict[Incarnation, Engine] = attrs.field(factory=dict)
 
+    def admit(self, engine: Engine) -> None:
+        """Let requests through to an engine that is proven to serve."""
+        record = engine.record
+        self.ingress.admit(engine.incarnation, record.port, record.key, resets_unread=engine.adapter.resets_unread)
+
     async def end(
         self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...], grace_s: float
     ) -> GoneProof | str:
@@ -118,19 +123,22 @@ class Custody:
         return f"the engine listens beyond loopback, where no key guards it: {places}"
 
     async def oversee(self, engine: Engine, grace_s: float) -> None:
-        """Note what shared memory a running engine made, and end one that opens a door of its own to the network."""
+        """Note what shared memory a running engine made, and end one that opens a door of its own to the network.
+
+        The first look is at once: one that was found again may have opened it while nobody watched.
+        """
         while True:
-            await trio.sleep(OVERSEE_S)
-            if engine.launching or engine.ending or not engine.ready:
-                continue
-            await self.note_segments(engine.incarnation, engine.processes)
-            exposed = await self.exposed(engine)
+            exposed = None
+            if engine.ready and not (engine.launching or engine.ending):
+                await self.note_segments(engine.incarnation, engine.processes)
+                exposed = await self.exposed(engine)
             if exposed is not None:
                 _log.error("engine.exposed", extra={"fields": {"launch": str(engine.incarnation), "why": exposed}})
                 self.ingress.close(engine.incarnation)
                 engine.fault = exposed
                 await process.put_down(engine.processes, grace_s, self.kill_s)
                 return
+            await trio.sleep(OVERSEE_S)
 
     def owners(self) -> Owners:
         """Whose processes hold which memory: every watched engine's."""

@@ -5,8 +5,9 @@ refuses what comes after. Which requests come at all is decided elsewhere.
 
 A pooled connection is a guess that the engine still holds it. Engines close an idle one after 5 s
 (llama.cpp after 100 requests too), so ours rest shorter and carry fewer. When one dies all the same
-before a byte of an answer, it matters whether the engine can have had the request: the kernel's count
-of acknowledged bytes says so. Nothing acknowledged means that nothing was accepted, and the request
+before a byte of an answer, it matters whether the engine can have had the whole request. Closed in order,
+the kernel's count of acknowledged bytes says so: nothing acknowledged means that nothing was accepted. Reset,
+by an engine that only ever closes, a part of the request lay unread when it did. In both cases the request
 goes out once more on a fresh connection; anything else is a broken upstream, never a second send.
 
 Abandoning half-closes and waits in the background for the engine's own EOF, which is half of P-CLOSED
@@ -94,6 +95,7 @@ class Endpoint:
     incarnation: Incarnation
     port: int
     key: str
+    resets_unread: bool = False
     idle: list[Wire] = attrs.field(factory=list)
     busy: set[Wire] = attrs.field(factory=set)
     leaving: set[Wire] = attrs.field(factory=set)  # given up, waiting for the end of the answer or for the EOF
@@ -186,12 +188,15 @@ class Ingress:
 
     # --- gates ---------------------------------------------------------------------------------------
 
-    def admit(self, incarnation: Incarnation, port: int, key: str) -> None:
-        """Let requests of this incarnation through to its engine. Admitting it again changes nothing."""
+    def admit(self, incarnation: Incarnation, port: int, key: str, *, resets_unread: bool = False) -> None:
+        """Let requests of this incarnation through to its engine. Admitting it again changes nothing.
+
+        `resets_unread`: as `Adapter.resets_unread`.
+        """
         endpoint = self._endpoints.get(incarnation)
         if endpoint is None or (endpoint.port, endpoint.key) != (port, key):
             self.close(incarnation)
-            self._endpoints[incarnation] = Endpoint(incarnation, port, key)
+            self._endpoints[incarnation] = Endpoint(incarnation, port, key, resets_unread)
 
     def close(self, incarnation: Incarnation) -> int:
         """Cut every connection of the incarnation and refuse new ones; returns how many were in use."""
@@ -286,7 +291,7 @@ class Ingress:
     async def _exchange(
         self, endpoint: Endpoint, connection: Wire, target: bytes, body: bytes, request: RequestId, *, pooled: bool
     ) -> Relay | None:
-        """One attempt. None when a pooled connection was dead and the engine provably took nothing."""
+        """One attempt. None when a pooled connection was dead and the engine provably never had the request."""
         endpoint.busy.add(connection)
         acked = connection.acked_bytes() if pooled else None
         broken: WireBroken | None = None
@@ -299,10 +304,12 @@ class Ingress:
             status, content_type = await connection.head()
         except WireBroken as error:
             endpoint.busy.discard(connection)
-            nothing_back = not (connection.answered or connection.reset)
-            unaccepted = pooled and nothing_back and acked is not None and connection.acked_bytes() == acked
+            if connection.reset:
+                unaccepted = endpoint.resets_unread
+            else:
+                unaccepted = acked is not None and connection.acked_bytes() == acked
             connection.close()
-            if unaccepted:
+            if pooled and unaccepted and not connection.answered:
                 return None
             raise UpstreamBroken(str(broken or error)) from error
         except trio.Cancelled:

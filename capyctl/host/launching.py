@@ -174,7 +174,7 @@ class Launching:
                 command, engine, Failure("launch_failed", f"{engine.story()} as it became ready")
             )
         engine.launching = False
-        self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+        self.custody.admit(engine)
         return m.Launched(
             command_id=command.command_id,
             processes=engine.processes,

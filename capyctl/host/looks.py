@@ -67,6 +67,9 @@ class Looks:
         same = await self.custody.same(engine)
         if isinstance(same, str):
             return _unproven(command, same)
+        exposed = await self.custody.exposed(engine)  # `Custody.oversee` ends it
+        if exposed is not None:
+            return _unproven(command, exposed)
         if engine.moving:
             return _unproven(command, f"a step of its memory is in progress: {engine.moving}")
         found = m.ProbeResult(command_id=command.command_id, same=same, usable=None, gone=None)
@@ -86,7 +89,7 @@ class Looks:
                 await self.parking.take_reference(engine)
                 self.watch(engine)
             engine.launching = False
-            self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+            self.custody.admit(engine)
         return attrs.evolve(found, usable=usable)
 
     async def abort(self, command: m.Abort) -> m.Result:

@@ -104,7 +104,7 @@ class Parking:
         finally:
             engine.moving = None
             if engine.answers and not engine.ending:
-                self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+                self.custody.admit(engine)
 
     async def _quiet(self, command: m.Release, engine: Engine) -> Quiet:
         """P-QUIET with the gate of this host closed too. Raises: _Unsent; then the caller opens it again."""
@@ -309,7 +309,7 @@ class Parking:
         await self.journal.memory_is(engine.incarnation, Memory.HELD)
         engine.memory = Memory.HELD
         if not engine.ending:
-            self.ingress.admit(engine.incarnation, engine.record.port, engine.record.key)
+            self.custody.admit(engine)
 
     # --- canary ------------------------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class LlamacppAdapter(RestartOnly):
     def eof_settles(self) -> bool:
         return True
 
+    @property
+    def resets_unread(self) -> bool:
+        return True
+
     def preflight(self) -> None:
         """Look at the installation again before a launch. Blocking.
 

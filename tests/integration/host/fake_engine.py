@@ -9,7 +9,8 @@ call is a line of `--diary`. `--fault` makes it misbehave:
 lost_sleep, lost_wake (done, and the connection closes without an answer), slow_sleep (done, answered after
 30 s), keeps (a 200 that frees nothing), late (frees 1 s after its 200), dies (exits after its 200), refuses (409),
 other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), door
-(listens on every address as well), door_later (1 s after its start), worker_door (a child of it does), open
+(listens on every address as well), door_later (1 s after its start), door_told (once a file beside the diary says
+so), worker_door (a child of it does), open
 (its own port is on every address).
 """
 
@@ -52,6 +53,13 @@ def note(line: str) -> None:
 def release() -> None:
     global memory
     memory = bytearray()
+
+
+def open_when_told() -> None:
+    while not os.path.exists(os.path.splitext(options.diary)[0] + ".door"):
+        time.sleep(0.01)
+    kept.append(socket.create_server(("0.0.0.0", 0)))
+    note("door")
 
 
 def take() -> None:
@@ -209,6 +217,8 @@ def main() -> None:
         kept.append(door)
     if args.fault == "door_later":
         threading.Timer(1.0, lambda: kept.append(socket.create_server(("0.0.0.0", 0)))).start()
+    if args.fault == "door_told":
+        threading.Thread(target=open_when_told, daemon=True).start()
     if args.fault == "worker_door":
         subprocess.Popen([sys.executable, "-S", "-c", WORKER_DOOR], stdout=subprocess.PIPE).stdout.readline()
     server = ThreadingHTTPServer(("0.0.0.0" if args.fault == "open" else "127.0.0.1", args.port), Handler)

@@ -31,6 +31,7 @@ class FakeAdapter(RestartOnly):
     eof_settles: bool = True
     parking: bool = True
     workers_listen: bool = False
+    resets_unread: bool = False
 
     @property
     def parks(self) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -197,6 +198,59 @@ async def test_a_request_that_the_engine_read_is_never_sent_twice() -> None:
             await ask(ingress)
         assert len(there.requests) == 2
         assert ingress.in_flight(incarnation()) == 0
+
+
+@pytest.mark.parametrize("before_its_bytes", [True, False])
+async def test_one_that_resets_what_it_never_read_costs_a_new_connection_where_that_is_its_way(
+    before_its_bytes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same race, a moment later: the request lies unread in the engine when its idle limit closes the socket."""
+    monkeypatch.setattr("capyctl.host.wire.Wire.stale", lambda wire: False)
+
+    async def closes_unread(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        seen.append(await one_request(stream))
+        await stream.send_all(OK)
+        if not before_its_bytes:
+            await stream.socket.recv(1, socket.MSG_PEEK)
+        stream.socket.close()
+
+    async with engine(closes_unread) as there, running(there.port) as ingress:
+        ingress.close(incarnation())
+        ingress.admit(incarnation(), there.port, "launch-key", resets_unread=True)
+        for _ in range(20):
+            ticket = Ticket()
+            assert await ask(ingress, ticket) == b"{}"
+            assert ticket.sends == 1
+        assert [len(connection) for connection in there.connections] == [1] * 20
+        assert ingress.in_flight(incarnation()) == 0
+
+
+async def test_a_reset_is_no_proof_of_an_engine_that_may_reset_what_it_read() -> None:
+    async def reads_a_part(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        seen.append(await one_request(stream))
+        await stream.send_all(OK)
+        await stream.receive_some(1)
+        stream.socket.close()
+
+    async with engine(reads_a_part) as there, running(there.port) as ingress:
+        await ask(ingress)
+        with pytest.raises(UpstreamBroken):
+            await ask(ingress)
+        assert len(there.requests) == 1
+        assert ingress.in_flight(incarnation()) == 0
+
+
+async def test_a_reset_of_a_new_connection_is_not_answered_with_another() -> None:
+    async def resets(stream: trio.SocketStream, seen: list[bytes]) -> None:
+        seen.append(await stream.receive_some(1))
+        stream.socket.close()
+
+    async with engine(resets) as there, running(there.port) as ingress:
+        ingress.close(incarnation())
+        ingress.admit(incarnation(), there.port, "launch-key", resets_unread=True)
+        with pytest.raises(UpstreamBroken):
+            await ask(ingress)
+        assert len(there.connections) == 1
 
 
 async def test_a_refused_connection_took_nothing() -> None:

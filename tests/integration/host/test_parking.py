@@ -464,6 +464,26 @@ async def test_an_engine_that_opens_a_door_later_is_ended(host, model, diary, mo
         await stopped(running, incarnation())
 
 
+async def test_an_engine_that_opened_a_door_while_no_role_ran_is_never_served(host, model, diary, monkeypatch) -> None:
+    """The look is a part of finding it again: no request passes before it."""
+    async with host() as running:
+        engine = await loaded(running, model, diary, fault="door_told")
+    diary.with_suffix(".door").touch()
+    with trio.fail_after(20):
+        while "door" not in told(diary):
+            await trio.sleep(0.02)
+    monkeypatch.setattr(custody, "OVERSEE_S", 600.0)
+    async with host() as running:
+        assert not await served(running)
+        looked = await running.agent.handle(look(engine))
+        assert isinstance(looked, m.ProbeResult)
+        assert looked.usable is None
+        exited = await running.report(m.MemberExit)
+        assert "the engine was ended: the engine listens beyond loopback" in exited.last_words
+        assert not await served(running)
+        await stopped(running, incarnation())
+
+
 # --- the journal of steps ---------------------------------------------------------------------------------
 
 
