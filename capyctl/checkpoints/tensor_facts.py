@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from capyctl.checkpoints.directory import Listing, ModelFile
+from capyctl.checkpoints.layer_shares import shares
 from capyctl.checkpoints.model_config import describe
 from capyctl.checkpoints.safetensors import Header, read_header
 from capyctl.errors import Refusal
@@ -33,7 +34,8 @@ def tensor_facts(listing: Listing) -> dict[str, Any]:
     """Read `config.json`, the index and every weight file's header, and put together what sizing needs.
 
     Returns: `format`, `weight_bytes` (the weight files' sizes), `tensor_bytes`, `weight_files`, `tensors`,
-      `tokenizer` (whether its files are there), and everything of `model_config.describe`.
+      `tokenizer` (whether its files are there), `sharded_bytes`, `layer_count` and `largest_layer_bytes`
+      (`layer_shares`), and everything of `model_config.describe`.
     Raises: Refusal `checkpoint_unusable` naming the file that cannot be used or is missing.
     """
     config = read_json(listing, CONFIG_FILE, CONFIG_BYTES_MAX)
@@ -43,6 +45,7 @@ def tensor_facts(listing: Listing) -> dict[str, Any]:
     shape = describe(config)
     if shape["quantization"] is None and listing.find(_MODELOPT_FILE) is not None:
         shape["quantization"] = "modelopt"
+    divided = shares(pair for header in headers.values() for pair in header.tensors.items())
     return {
         "format": "safetensors",
         "weight_bytes": sum(_file(listing, name).size_bytes for name in names),
@@ -50,6 +53,9 @@ def tensor_facts(listing: Listing) -> dict[str, Any]:
         "weight_files": len(names),
         "tensors": sum(len(header.tensors) for header in headers.values()),
         "tokenizer": any(listing.find(name) is not None for name in _TOKENIZERS),
+        "sharded_bytes": divided.sharded_bytes,
+        "layer_count": divided.layers,
+        "largest_layer_bytes": divided.largest_layer_bytes,
         **shape,
     }
 
