@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from capyctl.documents.deployment import Deployment, PhaseResources
+from capyctl.documents.deployment import Deployment
+from capyctl.documents.resources import PhaseResources
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, Millis, Phase, Residency
 from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy
@@ -88,14 +89,16 @@ class Needs:
 
 
 def machine_of(document: Deployment, policy: HostPolicy) -> Machine:
-    """The domain that a deployment's engine runs in: its named card, else the largest one, the first of equals.
+    """The domain that a deployment's engine runs in: its named card, else the one that its `resources` speak of,
+    else the largest one, the first of equals.
 
     Placement chooses among the cards on which that fits.
 
     Raises: Refusal `host_ineligible` naming the device that the host lacks.
     """
-    wanted = str(document.devices[0].id) if document.devices and document.devices[0].id else None
-    sharing = document.devices[0].sharing if document.devices else None
+    asked = document.claims
+    wanted = str(asked[0].id) if asked and asked[0].id else None
+    sharing = asked[0].sharing if asked else None
     fitting = [
         (name, limits)
         for name, limits in sorted(policy.domains.items(), key=lambda item: (len(item[0]), item[0]))
@@ -104,7 +107,9 @@ def machine_of(document: Deployment, policy: HostPolicy) -> Machine:
     if not fitting:
         what = f"the device {wanted}" if wanted else "a memory domain for an engine"
         raise Refusal("host_ineligible", f"{policy.name} does not have {what}")
-    name, limits = max(fitting, key=lambda item: item[1].managed_bytes)
+    resources = document.resources
+    stated = () if resources is None or resources.ready is None else resources.ready.cards
+    name, limits = max(fitting, key=lambda item: (item[0] in stated, item[1].managed_bytes))
     exclusive = sharing == "exclusive" or (sharing is None and limits.exclusive)
     claims = (Claim(device=limits.device, exclusive=exclusive),) if limits.device is not None else ()
     system = next((name for name, other in policy.domains.items() if other.kind is DomainKind.DISTINCT), None)
@@ -130,7 +135,7 @@ def derived_phases(
     ready, cold = needs.request + extra, needs.startup + extra
     request = "declared" if needs.declared_request else "derived"
     provenance = {
-        Phase.COLD: "declared" if needs.declared_startup or needs.declared_request else "derived",
+        Phase.COLD: "declared" if needs.declared_startup else "derived",
         Phase.READY: request,
     }
     if cold > machine.policy.managed_bytes >= ready and not needs.declared_startup:
@@ -207,14 +212,8 @@ def _declared_phase(block: PhaseResources, policy: HostPolicy, machine: Machine,
         for allocation in block.allocations
         if allocation.host_kv_bytes.bytes
     }
-    for domain, amount in host_kv.items():
-        if amount > amounts[domain]:
-            raise Refusal(
-                "invalid_config",
-                f"resources.{phase.value}: host_kv_bytes on {domain} is {gib(amount)} of {gib(amounts[domain])}",
-            )
     # A parked engine holds memory on its card and does not use it: others may.
-    uses = phase is not Phase.PARKED and (block.devices or not machine.card)
+    uses = phase is not Phase.PARKED and (block.devices or block.cards or not machine.card)
     return Allocation(bytes=amounts, claims=machine.claims if uses else (), host_kv=host_kv)
 
 
@@ -232,11 +231,13 @@ def check_fits(
             if amount <= most or provenance[phase] == "whole_host":
                 continue
             card = limits.kind is DomainKind.DEVICE
+            way_out = "Lower context_length or max_concurrent_requests, or choose a smaller model"
+            if provenance[phase] == "declared":
+                way_out = "Lower what the document states of memory, or choose a smaller model"
             raise Refusal(
                 "insufficient_device_memory" if card else "insufficient_resources",
                 f"{name} needs {gib(amount)} on {domain} of {policy.name} while it is {phase.value}; "
-                f"at most {gib(most)} may be used there. "
-                "Lower context_length or max_concurrent_requests, or choose a smaller model",
+                f"at most {gib(most)} may be used there. {way_out}",
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,
             )

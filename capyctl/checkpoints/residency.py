@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from capyctl.checkpoints.phases import HOST_OVERHEAD_BYTES, Machine, host_copy_bytes, machine_of, states_parking
+from capyctl.checkpoints.phases import (
+    HOST_OVERHEAD_BYTES,
+    Machine,
+    check_fits,
+    declared_phases,
+    host_copy_bytes,
+    machine_of,
+    states_parking,
+)
 from capyctl.checkpoints.sizing import weights_of
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
@@ -52,6 +60,24 @@ def settle(
     if not machine.has_gpu:
         return Residency.RESTART_ONLY  # the engines' sleep modes are for GPUs: they refuse to start with them
     return Residency.HOST_BACKED if machine.card and copy + HOST_OVERHEAD_BYTES <= room(machine) else Residency.DEEP
+
+
+def check_unmeasured(document: Deployment, policy: HostPolicy, *, provisional: Residency) -> None:
+    """Refuse what a host can tell of a document before its checkpoint is measured: devices and stated memory.
+
+    Args:
+      provisional: as for `settle`.
+    Raises: Refusal `host_ineligible`, `missing_system_allocation`, `host_backed_unavailable`,
+      `insufficient_resources`, `insufficient_device_memory`; `invalid_config` naming a phase that is missing.
+    """
+    machine = machine_of(document, policy)
+    if document.residency == "host_backed":
+        check_host_backed(document, machine, policy.name, 0)
+    if document.resources is None:
+        return
+    parks = document.residency is not None or (states_parking(document) and machine.has_gpu)
+    phases = declared_phases(document, policy, machine, provisional if parks else Residency.RESTART_ONLY)
+    check_fits(phases, dict.fromkeys(phases, "declared"), policy, document.name)
 
 
 def check_host_backed(document: Deployment, machine: Machine, host: str, copy_bytes: int) -> None:

@@ -16,12 +16,14 @@ import attrs
 from capyctl.documents import reader, strict
 from capyctl.documents.engine_config import FAMILIES, EngineConfig
 from capyctl.documents.model_source import Model
-from capyctl.documents.scalars import DeviceName, DomainName, Name, Route
+from capyctl.documents.resources import PHASES, DeviceClaim, PhaseResources, Resources
+from capyctl.documents.scalars import Name, Route
 from capyctl.documents.strict import Wrong, at_least, no_more_than, within
 from capyctl.errors import Refusal
 from capyctl.units import Duration, Size
 
 INSTANCES_MAX: Final = 1024
+__all__ = ["Deployment", "DeviceClaim", "PhaseResources", "Resources", "parse_deployment"]
 
 
 @attrs.frozen(kw_only=True)
@@ -48,79 +50,6 @@ class Topology:
     @property
     def ranks(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
-
-
-@attrs.frozen(kw_only=True)
-class DeviceClaim:
-    """A card, by name or any; `sharing` absent means the host's."""
-
-    id: DeviceName | None = None
-    sharing: Literal["shared", "exclusive"] | None = None
-
-
-@attrs.frozen(kw_only=True)
-class PhaseAllocation:
-    """Bytes of one memory domain during one phase; `host_kv_bytes` is a part of `bytes`, not beside it."""
-
-    domain: DomainName
-    bytes: Size
-    host_kv_bytes: Size = attrs.field(factory=lambda: Size(0))
-
-
-@attrs.frozen(kw_only=True)
-class PhaseResources:
-    """What one phase holds."""
-
-    allocations: tuple[PhaseAllocation, ...] = attrs.field(default=(), validator=no_more_than(64))
-    devices: tuple[DeviceClaim, ...] = attrs.field(default=(), validator=no_more_than(64))
-
-    def __attrs_post_init__(self) -> None:
-        domains = [allocation.domain for allocation in self.allocations]
-        if len(set(domains)) != len(domains):
-            raise Wrong(("allocations",), "names a domain twice")
-
-    @property
-    def device_ids(self) -> frozenset[str | None]:
-        return frozenset(claim.id for claim in self.devices)
-
-
-PHASES: Final = ("cold", "ready", "parking", "parked", "wake")
-
-
-@attrs.frozen(kw_only=True)
-class Resources:
-    """Declared memory: short (`gpu`, `ram`; held while it starts, runs and stops) or phase by phase."""
-
-    gpu: Size | None = None
-    ram: Size | None = None
-    cold: PhaseResources | None = None
-    ready: PhaseResources | None = None
-    parking: PhaseResources | None = None
-    parked: PhaseResources | None = None
-    wake: PhaseResources | None = None
-
-    @property
-    def short(self) -> bool:
-        return self.gpu is not None or self.ram is not None
-
-    def __attrs_post_init__(self) -> None:
-        stated = [phase for phase in PHASES if getattr(self, phase) is not None]
-        if self.short:
-            if stated:
-                raise Wrong((), "states gpu and ram, and phases; keep one of the two forms")
-            for name in ("gpu", "ram"):
-                size = getattr(self, name)
-                if size is None or size.bytes == 0:
-                    raise Wrong((name,), "is required in the short form and more than 0B")
-            return
-        for phase in ("cold", "ready"):
-            if phase not in stated:
-                raise Wrong((phase,), "is required")
-        assert self.ready is not None
-        for phase in ("cold", "parking", "wake"):
-            block: PhaseResources | None = getattr(self, phase)
-            if block is not None and not self.ready.device_ids <= block.device_ids:
-                raise Wrong((phase, "devices"), "lacks a device that `ready` claims")
 
 
 @attrs.frozen(kw_only=True)
@@ -184,6 +113,13 @@ class Deployment:
     def profile(self) -> str:
         """The engine profile it names, or a family word that stands for the host's only one."""
         return self.engine or self.runtime_profile or ""
+
+    @property
+    def claims(self) -> tuple[DeviceClaim, ...]:
+        """The devices it is to run on: what `devices` says, else what its `resources` claim."""
+        if any(claim.id is not None or claim.sharing is not None for claim in self.devices) or self.resources is None:
+            return self.devices
+        return self.resources.claims or self.devices
 
     @property
     def family(self) -> str:
@@ -271,20 +207,44 @@ def _check_placement(self: Deployment) -> None:
 
 
 def _check_resources(self: Deployment) -> None:
-    if self.resources is None:
+    """What `resources` may not stand beside. What it contradicts by itself is refused where it is read."""
+    resources, parks = self.resources, self.residency in ("deep", "host_backed")
+    if resources is None:
         return
     if self.engine_config.memory.startup is not None:
         raise Wrong(
-            ("engine_config", "memory", "startup"), "cannot stand beside resources, which state the start's memory"
+            ("engine_config", "memory", "startup"),
+            "cannot stand beside resources, which state the start's memory as cold; leave it out",
         )
-    if self.resources.short and self.residency in ("deep", "host_backed"):
-        raise Wrong(("resources",), "the short form is for restart_only; state the phases of a model that parks")
-    if self.resources.short and (len(self.devices) > 1 or self.topology.ranks > 1):
-        raise Wrong(("resources",), "the short form is for one device; state the phases")
-    if self.residency in ("deep", "host_backed"):
-        for phase in PHASES:
-            if getattr(self.resources, phase) is None:
-                raise Wrong(("resources", phase), "is required for a model that parks")
+    if resources.short and parks:
+        raise Wrong(
+            ("resources",),
+            f"gpu and ram are for restart_only, and residency is {self.residency}; state the phases instead",
+        )
+    if resources.short and (len(self.devices) > 1 or self.topology.ranks > 1):
+        raise Wrong(("resources",), "gpu and ram are for one device; state the phases instead")
+    for phase in PHASES if parks else ():
+        if getattr(resources, phase) is None:
+            raise Wrong(("resources", phase), f"is required for residency {self.residency}; state what it holds then")
+    _check_claims(self, resources)
+
+
+def _check_claims(self: Deployment, resources: Resources) -> None:
+    """The devices of a block are those of its deployment."""
+    ids = [claim.id for claim in self.devices]
+    named = [] if None in ids else [str(device) for device in ids]
+    most = max(1, len(self.devices), self.topology.ranks)
+    for phase, block in resources.stated.items():
+        for device in (*block.ids, *block.cards):
+            if named and device not in named:
+                raise Wrong(
+                    ("resources", phase), f"uses {device}, and devices names {', '.join(named)}; keep one of them"
+                )
+        if max(len(block.devices), len(block.cards)) > most:
+            raise Wrong(
+                ("resources", phase),
+                f"uses {max(len(block.devices), len(block.cards))} devices, and topology says {most}",
+            )
 
 
 def _check_deadlines(self: Deployment) -> None:

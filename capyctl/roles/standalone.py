@@ -247,6 +247,7 @@ def _services(
         host=here.agent.host,
         name=here.agent.name,
         activation=Activation(settings.document.host.lifecycle.activation),
+        policy=here.agent.policy,
     )
 
     async def log_tail(lane: Lane, kib: int) -> str:
@@ -341,7 +342,14 @@ async def _begin(services: Services, link: MemoryLink, host: HostId) -> None:
     found = await link.call(messages.Inspect(command_id=f"inspect:{session}"))
     if not isinstance(found, messages.Inventory):
         raise Failure("internal", f"the host {host} does not say what it has")
-    driver.feed(events.HostOnline(policy=found.policy, boot_id=found.boot_id, now_ms=now_ms()))
+    driver.feed(
+        events.HostOnline(
+            policy=found.policy,
+            boot_id=found.boot_id,
+            installations=installations(found.profiles),
+            now_ms=now_ms(),
+        )
+    )
 
 
 async def _first_look(services: Services, stopping: _Stopping) -> None:

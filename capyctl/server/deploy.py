@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from capyctl.checkpoints.residency import check_unmeasured
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.scalars import Name
@@ -19,8 +20,9 @@ from capyctl.engines.check import check_deployment
 from capyctl.engines.families import traits_of
 from capyctl.engines.parking import provisional
 from capyctl.engines.registered import Registered
-from capyctl.errors import Refusal
-from capyctl.fsm.types import Activation, Device, HostId, Millis
+from capyctl.errors import CapyError, Refusal
+from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
+from capyctl.ledger.types import HostPolicy
 from capyctl.server.measuring import local_model
 from capyctl.units import Duration
 
@@ -41,6 +43,7 @@ class Allowed:
     host: HostId
     name: str
     activation: Activation = Activation.ON_DEMAND
+    policy: HostPolicy | None = None  # what it may hold, where that is known
 
 
 def accept(
@@ -61,6 +64,13 @@ def accept(
     name = Name(registered.name)  # a family word is settled now: registering a second engine changes no deployment
     completed = attrs.evolve(document, engine=name, runtime_profile=name).completed()
     allowed = _allowed(completed, hosts)
+    named = [claim.id for claim in completed.claims if claim.id is not None]
+    if named and len(allowed) > 1:
+        raise Refusal(
+            "invalid_config", f"{document.name}: {named[0]} means one host's card; name that host with `host`"
+        )
+    residency = provisional(completed, registered)
+    _check_memory(completed, allowed, residency)
     explicit = completed.lifecycle.activation == "explicit" or any(
         host.activation is Activation.EXPLICIT for host in allowed
     )
@@ -73,11 +83,11 @@ def accept(
         api=completed.api,
         activation=Activation.EXPLICIT if explicit else Activation.ON_DEMAND,
         warm=completed.lifecycle.warm,
-        residency=provisional(completed, registered),
+        residency=residency,
         instances=completed.instances,
         hosts=tuple(host.host for host in allowed),
         max_per_host=completed.placement.max_per_host,
-        devices=tuple(Device(str(claim.id)) for claim in completed.devices if claim.id is not None),
+        devices=tuple(Device(str(device)) for device in named),
         request_deadline_ms=_deadline(completed, request_deadline_ms),
     )
 
@@ -104,6 +114,20 @@ def _allowed(document: Deployment, hosts: Sequence[Allowed]) -> list[Allowed]:
     if not found:
         raise Refusal("host_ineligible", f"{document.name}: no host is connected")
     return found
+
+
+def _check_memory(document: Deployment, allowed: Sequence[Allowed], residency: Residency) -> None:
+    """Refuse what none of the allowed hosts can hold, as far as the document alone says what that is."""
+    refused: list[CapyError] = []
+    for host in allowed:
+        if host.policy is None:
+            return
+        try:
+            check_unmeasured(document, host.policy, provisional=residency)
+        except CapyError as wrong:
+            refused.append(wrong)
+    if len(refused) == len(allowed):
+        raise refused[0]
 
 
 def _deadline(document: Deployment, most_ms: Millis) -> Millis | None:

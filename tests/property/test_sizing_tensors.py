@@ -158,8 +158,6 @@ def test_declared_phases_are_kept_and_a_parked_engine_claims_no_device() -> None
     assert [claim.device for claim in made.at(Phase.WAKE).claims] == ["gpu0"]
     assert made.at(Phase.PARKED).claims == ()
     assert set(made.provenance.values()) == {"declared"}
-    stated["ready"] = phase("1GiB", host_kv_bytes="2GiB")
-    refused("invalid_config", facts(4 * GIB), deployment(resources=stated), spark())
 
 
 def test_contexts_are_fitted_to_whole_blocks_of_the_cache() -> None:
