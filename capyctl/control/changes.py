@@ -69,9 +69,9 @@ ChangeClaim = Callable[[Change], bool]
 
 def moved(change: Change) -> list[tuple[str, Holding | None, Holding | None]]:
     """Owners whose holding differs, with what they held and hold."""
-    before, after = change.before.ledger.holdings, change.book.ledger.holdings
-    if before is after:
+    if change.before.ledger is change.book.ledger:
         return []
+    before, after = dict(change.before.ledger.rows()), dict(change.book.ledger.rows())
     return [
         (owner, before.get(owner), after.get(owner))
         for owner in {**before, **after}

@@ -1,6 +1,6 @@
 """The ledger: which owner holds how many bytes of which domain, and why it may.
 
-A ledger is a value. Rows are the only figures in it: every sum is made from them when it is asked for.
+A ledger is a value. Rows are the truth in it; what they sum up to on a host is kept beside them, and checked.
 Each write gives a new ledger with the next epoch. A charge rises in `admission.arm` alone, which needs
 observations, and falls in `settlement` alone, which needs a proof. Source: memory 4, 16, 17.
 """
@@ -71,12 +71,43 @@ class Holding:
 
 
 @attrs.frozen(kw_only=True)
+class Shelf:
+    """The rows of one host, and their sums: of every host that a start may go to, planning asks for both.
+
+    `charged` is what all rows together hold of each domain (M3); a domain that is not in it holds nothing.
+    """
+
+    rows: Mapping[str, Holding] = attrs.field(factory=dict)
+    charged: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+
+    def put(self, owner: str, holding: Holding | None) -> Shelf:
+        """The shelf with this row instead of the owner's present one; None takes it away."""
+        before = self.rows.get(owner)
+        rows = {other: held for other, held in self.rows.items() if other != owner}
+        if holding is not None:
+            rows[owner] = holding
+        charged = dict(self.charged)
+        for held, sign in ((before, -1), (holding, 1)):
+            for domain, amount in held.allocation.bytes.items() if held is not None else ():
+                charged[domain] = Bytes(charged.get(domain, 0) + sign * amount)
+        return Shelf(rows=rows, charged={domain: amount for domain, amount in charged.items() if amount})
+
+
+EMPTY = Shelf()
+
+
+@attrs.frozen(kw_only=True)
 class Ledger:
-    """Hosts' limits and owners' holdings at one epoch. Change it with the functions of this room, never in place."""
+    """Hosts' limits and owners' holdings at one epoch. Change it with the functions of this room, never in place.
+
+    Rows stand by host, so that a write and a plan look at the hosts that they concern and at no other. `homes`
+    says on which host to look for an owner; it may name more than those that hold something.
+    """
 
     epoch: int = 0
     hosts: Mapping[HostId, HostPolicy] = attrs.field(factory=dict)
-    holdings: Mapping[str, Holding] = attrs.field(factory=dict)
+    shelves: Mapping[HostId, Shelf] = attrs.field(factory=dict)
+    homes: Mapping[str, HostId] = attrs.field(factory=dict, eq=False, repr=False)
 
     @classmethod
     def empty(cls) -> Ledger:
@@ -86,22 +117,36 @@ class Ledger:
     @classmethod
     def load(cls, *, epoch: int, hosts: Iterable[HostPolicy], holdings: Mapping[str, Holding]) -> Ledger:
         """The ledger as it was stored. Raises: InvariantBroken when the rows cannot be of one ledger."""
-        ledger = cls(epoch=epoch, hosts={policy.host: policy for policy in hosts}, holdings=dict(holdings))
-        return checked(ledger)
+        by_host: dict[HostId, dict[str, Holding]] = {}
+        for owner, held in holdings.items():
+            by_host.setdefault(held.host, {})[owner] = held
+        ledger = cls(
+            epoch=epoch,
+            hosts={policy.host: policy for policy in hosts},
+            shelves={host: Shelf(rows=rows, charged=_sums(rows)) for host, rows in by_host.items()},
+            homes={owner: held.host for owner, held in holdings.items()},
+        )
+        return checked(ledger, *ledger.shelves)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[tuple[str, Holding]]:
         """Every owner and what it holds."""
-        return iter(self.holdings.items())
+        for shelf in self.shelves.values():
+            yield from shelf.rows.items()
+
+    def shelf(self, host: HostId) -> Shelf:
+        """The rows of a host. While nothing is written there, it is the very same object."""
+        return self.shelves.get(host, EMPTY)
 
     def holding(self, owner: str) -> Holding | None:
         """What `owner` holds, None for nothing."""
-        return self.holdings.get(owner)
+        host = self.homes.get(owner)
+        return None if host is None else self.shelf(host).rows.get(owner)
 
     def held_by(self, owner: str) -> Holding:
         """What `owner` holds. Raises: InvariantBroken when it holds nothing."""
-        holding = self.holdings.get(owner)
+        holding = self.holding(owner)
         if holding is None:
             raise InvariantBroken(f"not so: {owner} holds something")
         return holding
@@ -112,11 +157,14 @@ class Ledger:
 
     def on(self, host: HostId, *, but: str | None = None) -> Iterator[tuple[str, Holding]]:
         """Owners on `host` and what they hold, without `but`."""
-        return ((owner, held) for owner, held in self.holdings.items() if held.host == host and owner != but)
+        return ((owner, held) for owner, held in self.shelf(host).rows.items() if owner != but)
 
     def charged(self, host: HostId, domain: Domain, *, but: str | None = None) -> Bytes:
         """The sum of the charges on a domain, without those of `but`."""
-        return Bytes(sum(held.on(domain) for _, held in self.on(host, but=but)))
+        shelf = self.shelf(host)
+        total = shelf.charged.get(domain, 0)
+        mine = shelf.rows.get(but) if but is not None else None
+        return Bytes(total if mine is None else total - mine.on(domain))
 
     def parked(self, host: HostId, domain: Domain, *, but: str | None = None) -> Bytes:
         """The sum of what parked instances hold on a domain, or will once their step is over."""
@@ -138,69 +186,107 @@ class Ledger:
 
     # --- writing: for this room's modules only ------------------------------------------------------
 
+    def assuming(self, owner: str, holding: Holding | None) -> Ledger:
+        """This ledger as if `owner` held that instead. Nobody checks it, and its epoch is this one's."""
+        before = self.holding(owner)
+        shelves, homes = dict(self.shelves), self.homes
+        if before is not None and (holding is None or holding.host != before.host):
+            shelves[before.host] = self.shelf(before.host).put(owner, None)
+        if holding is not None:
+            shelves[holding.host] = shelves.get(holding.host, EMPTY).put(owner, holding)
+            if homes.get(owner) != holding.host:
+                homes = {**homes, owner: holding.host}
+        return Ledger(epoch=self.epoch, hosts=self.hosts, shelves=shelves, homes=homes)
+
     def replaced(self, owner: str, holding: Holding | None) -> Ledger:
         """The next epoch's ledger, with `owner` holding this instead of what it held."""
-        holdings = {other: held for other, held in self.holdings.items() if other != owner}
-        if holding is not None:
-            holdings[owner] = holding
-        return self.rewritten(holdings)
+        return self.rewritten({owner: holding})
 
-    def rewritten(self, holdings: Mapping[str, Holding]) -> Ledger:
-        """The next epoch's ledger, with these holdings."""
-        return checked(attrs.evolve(self, epoch=self.epoch + 1, holdings=holdings))
+    def rewritten(self, holdings: Mapping[str, Holding | None]) -> Ledger:
+        """The next epoch's ledger, with these owners holding this instead of what they held."""
+        after, hosts = self, set[HostId]()
+        for owner, holding in holdings.items():
+            hosts |= {held.host for held in (self.holding(owner), holding) if held is not None}
+            after = after.assuming(owner, holding)
+        gone = {owner for owner, holding in holdings.items() if holding is None}
+        homes = {owner: host for owner, host in after.homes.items() if owner not in gone} if gone else after.homes
+        shelves = after.shelves
+        if bare := {host for host in hosts if not after.shelf(host).rows}:
+            shelves = {host: shelf for host, shelf in shelves.items() if host not in bare}
+        return checked(attrs.evolve(after, epoch=self.epoch + 1, shelves=shelves, homes=homes), *sorted(hosts))
 
 
-# --- claims about every ledger ------------------------------------------------------------------------
+def _sums(rows: Mapping[str, Holding]) -> dict[Domain, Bytes]:
+    sums: dict[Domain, Bytes] = {}
+    for held in rows.values():
+        for domain, amount in held.allocation.bytes.items():
+            sums[domain] = Bytes(sums.get(domain, 0) + amount)
+    return {domain: amount for domain, amount in sums.items() if amount}
 
 
-def every_holding_is_on_a_known_host(ledger: Ledger) -> bool:
+# --- claims about every ledger, host by host --------------------------------------------------------------
+
+
+def every_holding_is_on_a_known_host(ledger: Ledger, host: HostId) -> bool:
     """Every charge is on a domain of a host that published its limits."""
-    return all(
-        held.host in ledger.hosts and set(held.allocation.bytes) <= set(ledger.hosts[held.host].domains)
-        for _, held in ledger.rows()
-    )
+    policy = ledger.hosts.get(host)
+    return all(policy is not None and set(held.allocation.bytes) <= set(policy.domains) for _, held in ledger.on(host))
 
 
-def exclusive_devices_have_one_owner(ledger: Ledger) -> bool:
+def rows_stand_where_they_are_looked_for(ledger: Ledger, host: HostId) -> bool:
+    """Every row stands on its own host, and is found by its owner (M4)."""
+    return all(held.host == host and ledger.homes.get(owner) == host for owner, held in ledger.on(host))
+
+
+def sums_are_those_of_the_rows(ledger: Ledger, host: HostId) -> bool:
+    """What is kept as charged on a host is the sum of its rows (M3)."""
+    shelf = ledger.shelf(host)
+    return shelf.charged == _sums(shelf.rows)
+
+
+def exclusive_devices_have_one_owner(ledger: Ledger, host: HostId) -> bool:
     """A device that is claimed exclusively is claimed by nobody else (M8)."""
-    users: dict[tuple[HostId, Device], list[bool]] = {}
-    for _, held in ledger.rows():
+    users: dict[Device, list[bool]] = {}
+    for _, held in ledger.on(host):
         for claim in held.claims:
-            users.setdefault((held.host, claim.device), []).append(claim.exclusive)
+            users.setdefault(claim.device, []).append(claim.exclusive)
     return all(len(exclusive) == 1 or not any(exclusive) for exclusive in users.values())
 
 
-def parked_owners_claim_no_device(ledger: Ledger) -> bool:
+def parked_owners_claim_no_device(ledger: Ledger, host: HostId) -> bool:
     """A parked owner holds bytes and no device (invariant 7)."""
-    return all(not held.claims for _, held in ledger.rows() if held.phase is Phase.PARKED and not held.uncertain)
+    return all(not held.claims for _, held in ledger.on(host) if held.phase is Phase.PARKED and not held.uncertain)
 
 
-def a_whole_host_start_is_alone(ledger: Ledger) -> bool:
+def a_whole_host_start_is_alone(ledger: Ledger, host: HostId) -> bool:
     """An owner that is charged a whole host is the only owner on it (M12)."""
-    alone = {held.host for _, held in ledger.rows() if held.whole_host}
-    return all(sum(1 for _ in ledger.on(host)) == 1 for host in alone)
+    rows = ledger.shelf(host).rows
+    return len(rows) == 1 or not any(held.whole_host for held in rows.values())
 
 
-def nobody_holds_a_phase_of_none(ledger: Ledger) -> bool:
+def nobody_holds_a_phase_of_none(ledger: Ledger, host: HostId) -> bool:
     """An owner that holds something is in a phase that holds something."""
-    return all(held.phase is not Phase.NONE for _, held in ledger.rows())
+    return all(held.phase is not Phase.NONE for _, held in ledger.on(host))
 
 
-INVARIANTS: tuple[Callable[[Ledger], bool], ...] = (
+INVARIANTS: tuple[Callable[[Ledger, HostId], bool], ...] = (
     every_holding_is_on_a_known_host,
+    rows_stand_where_they_are_looked_for,
+    sums_are_those_of_the_rows,
     exclusive_devices_have_one_owner,
     parked_owners_claim_no_device,
     a_whole_host_start_is_alone,
     nobody_holds_a_phase_of_none,
 )
-"""Checked after every write, in production too. Limits are not among them: a measured residue and a kept
-uncertain charge may exceed them (M1), and admission is what refuses then."""
+"""Checked of the hosts that a write touched, in production too. Limits are not among them: a measured residue and a
+kept uncertain charge may exceed them (M1), and admission is what refuses then."""
 
 
-def checked(ledger: Ledger) -> Ledger:
-    """`ledger`, if it can be one. Raises: InvariantBroken naming the claim that does not hold."""
+def checked(ledger: Ledger, *hosts: HostId) -> Ledger:
+    """`ledger`, if these hosts of it can be. Raises: InvariantBroken naming the claim that does not hold."""
     for invariant in INVARIANTS:
-        check(invariant(ledger), (invariant.__doc__ or invariant.__name__).splitlines()[0])
+        for host in hosts:
+            check(invariant(ledger, host), (invariant.__doc__ or invariant.__name__).splitlines()[0])
     return ledger
 
 

@@ -38,8 +38,7 @@ class Forecast:
         `hoped`: at least its charge is assumed to come back, for owners whose processes were not attributed.
         """
         held = self.ledger.held_by(owner)
-        holdings = {other: row for other, row in self.ledger.rows() if other != owner}
-        return self._with(holdings, held.host, owner, Allocation(), held if hoped else None)
+        return self._with(None, held.host, owner, Allocation(), held if hoped else None)
 
     def settled(self, owner: str, phase: Phase) -> Forecast:
         """With `owner` in `phase`, its step over: what it holds beyond that charge is free again."""
@@ -48,7 +47,7 @@ class Forecast:
         if phase is Phase.PARKED:
             after = attrs.evolve(after, claims=())
         row = attrs.evolve(held, phase=phase, allocation=after, whole_host=False)
-        return self._with({**self.ledger.holdings, owner: row}, held.host, owner, after)
+        return self._with(row, held.host, owner, after)
 
     def taking(self, ask: Ask) -> Forecast:
         """With `ask` charged its peak, whether or not it fits."""
@@ -61,7 +60,7 @@ class Forecast:
             phases=ask.phases,
             whole_host=ask.whole_host,
         )
-        return attrs.evolve(self, ledger=attrs.evolve(self.ledger, holdings={**self.ledger.holdings, ask.owner: row}))
+        return attrs.evolve(self, ledger=self.ledger.assuming(ask.owner, row))
 
     def judge(self, ask: Ask, *, observed: bool = True) -> Shortfall | None:
         """What `ask` would lack then; None when it would fit. Without `observed` by the ledger alone."""
@@ -72,14 +71,13 @@ class Forecast:
         return ask_step(self.ledger, owner, phase)
 
     def _with(
-        self, holdings: Mapping[str, Holding], host: HostId, owner: str, after: Allocation, hoped: Holding | None = None
+        self, row: Holding | None, host: HostId, owner: str, after: Allocation, hoped: Holding | None = None
     ) -> Forecast:
         samples = {
             domain: _returned(sample, owner, after.on(domain), hoped.on(domain) if hoped else Bytes(0))
             for domain, sample in self.seen.get(host, UNSEEN).items()
         }
-        ledger = attrs.evolve(self.ledger, holdings=dict(holdings))
-        return attrs.evolve(self, ledger=ledger, seen={**self.seen, host: samples})
+        return attrs.evolve(self, ledger=self.ledger.assuming(owner, row), seen={**self.seen, host: samples})
 
 
 def _returned(sample: Observation, owner: str, stays: Bytes, hoped: Bytes) -> Observation:

@@ -25,13 +25,12 @@ def set_policy(ledger: Ledger, policy: HostPolicy) -> Ledger | Shortfall:
     if ledger.policy(policy.host) == policy:
         return ledger
     sound(policy)
-    known = attrs.evolve(ledger, holdings={owner: held for owner, held in ledger.rows() if not held.uncertain})
     for domain in sorted({one for _, held in ledger.on(policy.host) for one in held.allocation.bytes}):
-        short = _missing(ledger, policy, domain) or _exceeded(known, policy, domain)
+        short = _missing(ledger, policy, domain) or _exceeded(ledger, policy, domain)
         if short is not None:
             return short
     hosts = {**ledger.hosts, policy.host: policy}
-    return checked(attrs.evolve(ledger, epoch=ledger.epoch + 1, hosts=hosts))
+    return checked(attrs.evolve(ledger, epoch=ledger.epoch + 1, hosts=hosts), policy.host)
 
 
 def _missing(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | None:
@@ -58,7 +57,7 @@ def _missing(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | 
 def _exceeded(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | None:
     limits = policy.domains[domain]
     most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
-    charged = ledger.charged(policy.host, domain)
+    charged = Bytes(sum(held.on(domain) for _, held in ledger.on(policy.host) if not held.uncertain))
     if charged <= most:
         return None
     return Shortfall(

@@ -129,7 +129,7 @@ def remeasure(ledger: Ledger, owners: Iterable[str], domain: Domain, measured_by
     then nothing is admitted there until the sum fits (M1). Owners that are not parked learn it for their
     next park. One epoch for all of them. Source: memory 8.3.
     """
-    holdings = dict(ledger.holdings)
+    holdings: dict[str, Holding | None] = {}
     for owner in owners:
         held = ledger.held_by(owner)
         residue = clamp(

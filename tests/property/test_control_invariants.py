@@ -64,7 +64,7 @@ def healthy() -> tuple[Shell, Book, Lane, Lane]:
 def held(book: Book, lane: Lane, **changes: Any) -> None:
     """Change what the ledger holds for a lane, behind its back."""
     holding = attrs.evolve(book.ledger.held_by(lane.owner), **changes)
-    book.ledger = attrs.evolve(book.ledger, holdings={**book.ledger.holdings, lane.owner: holding})
+    book.ledger = book.ledger.assuming(lane.owner, holding)
 
 
 def machine(book: Book, lane: Lane, **changes: Any) -> None:
@@ -87,12 +87,12 @@ def deployed(book: Book, lane: Lane, **changes: Any) -> None:
 
 
 def no_holding(book: Book, a: Lane, b: Lane) -> None:
-    book.ledger = attrs.evolve(book.ledger, holdings={})
+    book.ledger = attrs.evolve(book.ledger, shelves={})
 
 
 def a_stranger(book: Book, a: Lane, b: Lane) -> None:
     holding = book.ledger.held_by(a.owner)
-    book.ledger = attrs.evolve(book.ledger, holdings={a.owner: holding, "deployment:x/instance:0": holding})
+    book.ledger = book.ledger.assuming("deployment:x/instance:0", holding)
 
 
 def a_forgotten_start(book: Book, a: Lane, b: Lane) -> None:
@@ -426,7 +426,7 @@ def test_a_helper_that_exits_and_a_sample_move_nothing() -> None:
 
 def test_the_world_refuses_a_step_that_leaves_what_runs_uncharged_and_goes_on_with_the_others() -> None:
     here, book, a, _ = healthy()
-    book.ledger = attrs.evolve(book.ledger, holdings={})
+    book.ledger = attrs.evolve(book.ledger, shelves={})
     book.put_instance(a, attrs.evolve(book.instances[a], last_host=None))
     with pytest.raises(InvariantBroken, match="exactly while processes of it exist"):
         here.world.handle(e.Ticked(now_ms=Millis(here.now)))

@@ -215,7 +215,7 @@ def a_late_proof_that_nothing_is_left_settles_an_unknown_launch() -> None:
             here.stop(a)
         reaches(here, a, ActivationPhase.HELD, ActivationPhase.STOPPED)
         assert here.lane(a).phase is (ActivationPhase.STOPPED if stop_kind == "operator" else ActivationPhase.HELD)
-        assert not here.world.book.ledger.holdings
+        assert not list(here.world.book.ledger.rows())
 
 
 def late_proofs_spend_the_attempts_like_prompt_ones() -> None:
