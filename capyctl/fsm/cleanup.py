@@ -93,6 +93,8 @@ ENDING = at(P.PLANNED, P.IDLE_GATE, P.ARMED, P.TERMINATING)
 SIGNALLED = at(P.ARMED, P.TERMINATING)
 
 _UNKNOWN_KIND = {Step.LAUNCH: StopKind.FAILED_START, Step.PARK: StopKind.FAILED_PARK, Step.WAKE: StopKind.FAILED_WAKE}
+_EXIT_KIND = _UNKNOWN_KIND | {Step.PARK: StopKind.EXIT}
+"""What an unknown step amounts to when its engine ended by itself: whoever waits for a start or a wake still does."""
 _RETRIES = frozenset({StopKind.FAILED_START, StopKind.FAILED_WAKE})
 
 # --- guards: demands and turns ----------------------------------------------------------------------
@@ -190,11 +192,11 @@ def _proof(event: f.Terminated | f.LaunchFailed | f.Probed) -> object:
 
 
 def _kind(state: State) -> StopKind:
-    """Why it ends: the stop, or what the unknown step amounts to now that it is gone."""
+    """Why it ends: the stop, or what the unknown step amounts to now that it is gone and nobody ended it."""
     if state.stop is not None:
         return state.stop.kind
     assert state.lost is not None  # an invariant of what has no stop
-    return _UNKNOWN_KIND[state.lost]
+    return _EXIT_KIND[state.lost]
 
 
 def _has_attempts(state: State) -> bool:
@@ -435,15 +437,22 @@ def look_now(state: State, event: f.Fact) -> State:
     return attrs.evolve(state, look_at_ms=event.now_ms)
 
 
-def give_it_up(state: State, event: f.Probed | f.EngineExited) -> State:
+def give_it_up(state: State, event: f.Probed) -> State:
     """it is to end: a failed start, park or wake"""
-    kind = _kind(state)
-    return State(
-        phase=state.phase,
-        run=attrs.evolve(state.run, deadline_ms=None),
-        stop=Stop(kind=kind, asked_at_ms=event.now_ms),
-        lost=state.lost,
-    )
+    assert state.lost is not None  # an invariant of what has no stop
+    stop = Stop(kind=_UNKNOWN_KIND[state.lost], asked_at_ms=event.now_ms)
+    return State(phase=state.phase, run=attrs.evolve(state.run, deadline_ms=None), stop=stop, lost=state.lost)
+
+
+def give_up_exited(state: State, event: f.EngineExited) -> State:
+    """it is to end: a failed start or wake, or an engine that exited while it was parked"""
+    stop = Stop(kind=_kind(state), asked_at_ms=event.now_ms, unseen=event.unseen)
+    run = attrs.evolve(state.run, deadline_ms=None, last_error=_last_words(state, event.reason))
+    return State(phase=state.phase, run=run, stop=stop, lost=state.lost)
+
+
+def _last_words(state: State, reason: str) -> Problem:
+    return Problem(code="launch_failed" if state.lost is Step.LAUNCH else "engine_error", reason=reason)
 
 
 # --- emits: orders ----------------------------------------------------------------------------------
@@ -528,7 +537,19 @@ def run_gone(state: State, event: f.Terminated | f.LaunchFailed | f.Probed) -> R
 
 
 def _ended(state: State, event: f.Fact) -> Stop:
-    return state.stop or Stop(kind=_kind(state), asked_at_ms=event.now_ms)
+    return state.stop or Stop(kind=_kind(state), asked_at_ms=event.now_ms, unseen=not _story(event))
+
+
+def _story(event: f.Fact) -> str:
+    """How it ended by itself, from a host that watched it."""
+    return event.reason if isinstance(event, f.Probed) else ""
+
+
+def _gone_run(state: State, event: f.Fact) -> Run:
+    """The run with what is known of its end: an exit that a look was first to see is told as any other."""
+    if state.stop is None and _story(event):
+        return attrs.evolve(state.run, last_error=_last_words(state, _story(event)))
+    return state.run
 
 
 def stop_ended(state: State, event: f.Fact) -> StopEnded:
@@ -538,7 +559,7 @@ def stop_ended(state: State, event: f.Fact) -> StopEnded:
 
 def _left(state: State, event: f.Fact) -> Run:
     """What outlives the run; failures before one that ran well are forgotten."""
-    run = attrs.evolve(blank(state.run), stopped=_ended(state, event))
+    run = attrs.evolve(blank(_gone_run(state, event)), stopped=_ended(state, event))
     return attrs.evolve(run, failures=0) if ran_well(state.run, run.stopped) else run
 
 
@@ -561,24 +582,24 @@ def settled_failed(state: State, event: f.Fact) -> SettledFailed:
     return SettledFailed(run=_failed(state, event))
 
 
-def _problem(state: State) -> Problem:
-    return state.run.last_error or Problem(code="operation_failed", reason="its outcome was lost")
+def _problem(state: State, event: f.Fact) -> Problem:
+    return _gone_run(state, event).last_error or Problem(code="operation_failed", reason="its outcome was lost")
 
 
 def start_failed(state: State, event: f.Fact) -> StartEnded:
     """whoever waited for it hears the last error"""
-    problem = _problem(state)
+    problem = _problem(state, event)
     return StartEnded(code=problem.code, reason=problem.reason, retry_at_ms=_failed(state, event).retry_at_ms)
 
 
-def _again(state: State) -> Run:
-    run = state.run
+def _again(state: State, event: f.Fact) -> Run:
+    run = _gone_run(state, event)
     return attrs.evolve(blank(run), wait_ends_at_ms=run.wait_ends_at_ms, attempts=run.attempts + 1)
 
 
 def settled_to_retry(state: State, event: f.Fact) -> SettledToRetry:
     """to activation: HELD, one attempt spent; the first time it is tried again at once"""
-    run = _again(state)
+    run = _again(state, event)
     # What was lost is the answer, as when the controller is killed: that is held against no engine, until it recurs.
     pause_ms = cooldown_ms(run.attempts - 1) if run.attempts > 1 else 0
     return SettledToRetry(run=run, until_ms=Millis(event.now_ms + pause_ms))
@@ -586,7 +607,7 @@ def settled_to_retry(state: State, event: f.Fact) -> SettledToRetry:
 
 def attempt_failed(state: State, event: f.Fact) -> AttemptFailed:
     """one attempt failed"""
-    after, problem = settled_to_retry(state, event), _problem(state)
+    after, problem = settled_to_retry(state, event), _problem(state, event)
     return AttemptFailed(
         code=problem.code, reason=problem.reason, attempt=after.run.attempts, again_at_ms=after.until_ms
     )
@@ -594,7 +615,7 @@ def attempt_failed(state: State, event: f.Fact) -> AttemptFailed:
 
 def settled_to_restart(state: State, event: f.Fact) -> SettledToRestart:
     """to activation: PLANNED; a failed wake is one attempt spent"""
-    run = _again(state) if _kind(state) is StopKind.FAILED_WAKE else blank(state.run)
+    run = _again(state, event) if _kind(state) is StopKind.FAILED_WAKE else blank(state.run)
     return SettledToRestart(run=run)
 
 
@@ -788,7 +809,7 @@ CLEANUP: Machine[State] = Machine(
         *(ignore(ANY, event, why="A late answer of a step that is lost; a look with fresh proofs classifies it.")
           for event in _NOT_OURS),
         # processes, requests, clock, hosts
-        Row(when=at(P.RECONCILING), on=f.EngineExited, given=exit_ends_the_doubt, to=P.PLANNED, change=give_it_up,
+        Row(when=at(P.RECONCILING), on=f.EngineExited, given=exit_ends_the_doubt, to=P.PLANNED, change=give_up_exited,
             emits=(gate_stop,),
             why="An exit is no P-GONE, but what has lost a process completes no step: what is left of it is ended."),
         Row(when=at(P.RECONCILING), on=f.EngineExited, given=exit_while_ending, change=look_now,

@@ -187,6 +187,12 @@ class Engine:
             return f"{who} was ended by signal {-self.status}{more}"
         return f"{who} exited with status {self.status}"
 
+    async def how_it_ended(self) -> str:
+        """Its story and last lines, once its watch has seen the end; "" when that takes longer than it should."""
+        with trio.move_on_after(2 * FRONT_TOO_S):
+            await self.ended.wait()
+        return with_words(self.story(), await self.last_words()) if self.ended.is_set() else ""
+
     async def last_words(self) -> list[str]:
         """The last lines that it wrote, redacted; waits a moment for the writer when the engine has ended."""
         if self.ended.is_set():

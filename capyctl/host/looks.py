@@ -59,8 +59,9 @@ class Looks:
             await self.journal.fence(command.incarnation)  # before it is called never launched
         gone = await observe(command.incarnation, processes)
         if not isinstance(gone, str):
+            story = await engine.how_it_ended() if engine is not None else ""
             await self.custody.release(command.incarnation)
-            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone)
+            return m.ProbeResult(command_id=command.command_id, same=None, usable=None, gone=gone, reason=story)
         if engine is None:
             no_profile = "its engine's profile is not registered here, so it cannot be asked: stop it"
             return _unproven(command, f"{gone}; {unrecorded(processes) if record is None else no_profile}")

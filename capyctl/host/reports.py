@@ -18,7 +18,7 @@ from capyctl.fsm.types import HostId, Incarnation, ProcessIdentity
 from capyctl.host import process
 from capyctl.host.custody import Custody
 from capyctl.host.devices import Observer
-from capyctl.host.engine import LOAD_EVERY_S, Engine, with_words
+from capyctl.host.engine import LOAD_EVERY_S, Engine
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import LaunchRecord
 from capyctl.session import messages as m
@@ -71,7 +71,7 @@ class Reports:
         if engine.launching or engine.ending:
             return
         self.ingress.close(engine.incarnation)
-        reason = with_words(engine.story(), await engine.last_words())
+        reason = await engine.how_it_ended()
         await self.tell(_exit_report(engine.incarnation, engine.exited or engine.api, engine.status, reason))
 
     async def _report_load(self, engine: Engine) -> None:

@@ -609,7 +609,7 @@ def idle_gates_end_in_a_signal(told: Told) -> bool:
 
 
 _RETRIED = {StopKind.FAILED_START: A.HELD, StopKind.FAILED_WAKE: A.PLANNED}
-_LOST = {Step.LAUNCH: StopKind.FAILED_START, Step.PARK: StopKind.FAILED_PARK, Step.WAKE: StopKind.FAILED_WAKE}
+_LOST = {Step.LAUNCH: StopKind.FAILED_START, Step.PARK: StopKind.EXIT, Step.WAKE: StopKind.FAILED_WAKE}
 
 
 def gone_is_gone(told: Told) -> bool:
@@ -676,7 +676,10 @@ def news_makes_the_unknown_look_at_once(told: Told) -> bool:
     assert isinstance(before, cleanup.State)
     assert isinstance(after, cleanup.State)
     if isinstance(event, f.EngineExited) and before.stop is None:
-        return after.phase is C.PLANNED and after.stop is not None and after.run.charged is before.run.charged
+        assert after.stop is not None
+        ends_as_it_would_when_found_gone = after.stop.kind is _LOST[before.lost]  # type: ignore[index]
+        kept = after.run.charged is before.run.charged
+        return after.phase is C.PLANNED and ends_as_it_would_when_found_gone and kept
     return after.phase is C.RECONCILING and after.look_at_ms == event.now_ms
 
 

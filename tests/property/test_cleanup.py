@@ -156,7 +156,7 @@ GONE = {"gone": lives.gone(READY)}
         ),
         pytest.param(PARK, probed(**USABLE), CleanupPhase.PLANNED, id="park: still resident: stop, no second release"),
         pytest.param(PARK, probed(), CleanupPhase.RECONCILING, id="park: unknown: charged"),
-        pytest.param(PARK, probed(**GONE), x.SettledStopped, id="park: gone: stopped"),
+        pytest.param(PARK, probed(**GONE), x.SettledFailed, id="park: gone: it exited"),
         pytest.param(WAKE, probed(**USABLE, canary=lives.canary(READY)), x.AdoptedWoken, id="wake: canary: ready"),
         pytest.param(WAKE, probed(**USABLE), CleanupPhase.PLANNED, id="wake: ready without the canary: stop"),
         pytest.param(WAKE, probed(), CleanupPhase.RECONCILING, id="wake: unknown: charged"),
@@ -231,11 +231,35 @@ def test_an_exit_seen_while_unknown_ends_what_is_left_of_the_engine():
     exited = f.EngineExited(now_ms=EARLY, generation=READY.generation, role=Role.API, reason="gone")
     for lost, kind in (
         (Step.LAUNCH, StopKind.FAILED_START),
-        (Step.PARK, StopKind.FAILED_PARK),
+        (Step.PARK, StopKind.EXIT),
         (Step.WAKE, StopKind.FAILED_WAKE),
     ):
         after, _ = m.CLEANUP.step(attrs.evolve(PARK, lost=lost, look_at_ms=Millis(10**9)), exited)
         assert (after.phase, after.stop.kind, after.run.charged) == (m.P.PLANNED, kind, PARK.run.charged)
+        assert after.run.last_error.reason == "gone"
+
+
+def test_an_engine_that_died_while_it_was_parked_reads_failed_whoever_saw_it_first():
+    """The exit, or a look that finds it gone: one death has one end, with the same words."""
+    exited = f.EngineExited(now_ms=EARLY, generation=READY.generation, role=Role.API, reason="killed")
+    ending, _ = m.CLEANUP.step(attrs.evolve(PARK, look_at_ms=Millis(10**9)), exited)
+    _, by_exit = m.CLEANUP.step(ending, terminated(1_000))
+    _, by_look = m.CLEANUP.step(PARK, found_gone("killed"))
+    for orders in (by_exit, by_look):
+        assert [type(order) for order in orders[-3:]] == [x.StopEnded, x.StartEnded, x.SettledFailed]
+        assert orders[-3].stop.kind is StopKind.EXIT
+        run = orders[-1].run
+        assert (run.last_error.reason, run.failures, run.stopped.unseen) == ("killed", 1, False)
+
+
+def test_an_engine_that_died_in_a_park_while_nobody_watched_is_held_against_no_start():
+    _, orders = m.CLEANUP.step(PARK, found_gone(""))
+    assert isinstance(orders[-1], x.SettledFailed)
+    assert (orders[-1].run.failures, orders[-1].run.retry_at_ms) == (0, None)
+
+
+def found_gone(story: str) -> f.Probed:
+    return f.Probed(now_ms=EARLY, token=PARK.run.token, gone=lives.gone(PARK.run), reason=story)
 
 
 def test_a_state_that_cannot_be_stops_the_machine():

@@ -86,7 +86,6 @@ def _load(code: str, **more: Any) -> dict[State, Expect]:
 
 BUSY = {"sleep_s": 1.0, "wake_s": 1.0}  # so that there is a middle to be killed in
 EXITED = ends("failed", None, after=503)
-EXITED_MOVING = ends("failed|stopped", None, after=503)  # which is heard first: the lost answer, or the exit
 CUT = ends("failed", 0, after=503)
 RESTARTED = ends("ready", 200, within_s=40)  # a wake that failed is followed by one clean start, for whoever waits
 STOPPED = ends("stopped")
@@ -122,18 +121,18 @@ FAULTS: tuple[Fault, ...] = (
     # --- deaths -----------------------------------------------------------------------------------------------
     Fault(name="front killed", kill="front", states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="front killed", kill="front", families=PARKING, states={
-        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
+        State.PARKING: EXITED, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed", kill="worker", families=PARKING, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="worker killed", kill="worker", families=PARKING, states={
-        State.PARKING: EXITED_MOVING, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
+        State.PARKING: EXITED, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed, front stays", kill="worker", families=PARKING, knobs={"front_stays": True},
           states={State.IDLE: EXITED, State.ANSWERING: CUT, State.PARKED: EXITED}),
     Fault(name="exits by itself", knobs={"dies": {"when": "ready", "status": 1}}, states={
         State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="dies at the park", knobs={"faults": [die_at("@park")]}, families=PARKING, states={
-        State.PARKING: EXITED_MOVING}),
+        State.PARKING: EXITED}),
     Fault(name="dies after the park's 200", knobs={"faults": [die_at("@park", after=True)]}, families=PARKING,
-          states={State.PARKING: EXITED_MOVING}),
+          states={State.PARKING: EXITED}),
     Fault(name="dies at the wake", knobs={"faults": [die_at("@wake")]}, families=PARKING, states={
         State.WAKING: RESTARTED}),
     Fault(name="dies at the reload", knobs={"faults": [die_at("@reload")]}, families=PARKING, states={
