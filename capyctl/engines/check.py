@@ -12,6 +12,7 @@ from capyctl.documents.strict import Wrong
 from capyctl.engines.environment import check_deployment_env
 from capyctl.engines.families import family
 from capyctl.engines.options import check_extra_args
+from capyctl.engines.parking import why_profile_does_not_park
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
 
@@ -52,10 +53,11 @@ def _check_profile(document: Deployment, registered: Registered) -> None:
     """What the host's profile must allow: a park, and code that a model brings."""
     security = registered.profile.security
     if document.residency in ("deep", "host_backed") and not registered.profile.parks:
+        way_out = "register another build" if registered.lacks else "register it with --deep-park enabled"
         raise Refusal(
             "capability_missing:deep_park",
-            f"{document.name}: residency is {document.residency}, and the profile {registered.name} does not park "
-            "(security.deep_park: disabled). Use residency: restart_only, or register it with --deep-park enabled",
+            f"{document.name}: residency is {document.residency}, and {why_profile_does_not_park(registered)}. "
+            f"Use residency: restart_only, or {way_out}",
         )
     if document.engine_config.trust_remote_code and not security.trust_remote_code:
         raise Refusal(

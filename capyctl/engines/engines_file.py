@@ -28,6 +28,7 @@ from capyctl.errors import Refusal
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _DIGEST_FIELD = "installation_digest"
+_LACKS_FIELD = "installation_lacks"
 
 
 @attrs.frozen(kw_only=True)
@@ -79,8 +80,12 @@ def _profile(path: Path, name: str, block: Any) -> Registered | None:
         raise Refusal(
             "invalid_config", f"{path}: runtime_profiles.{name}.{_DIGEST_FIELD}: expected sha256: and 64 digits"
         )
+    lacks = fields.pop(_LACKS_FIELD, None)
+    if lacks is not None and not (isinstance(lacks, str) and lacks.isprintable() and len(lacks) <= 1024):
+        raise Refusal("invalid_config", f"{path}: runtime_profiles.{name}.{_LACKS_FIELD}: expected one line of text")
     where = f"{path}: runtime_profiles.{name}"
-    registered = Registered(name=name, profile=strict.structure(fields, EngineProfile, where), digest=digest)
+    profile = strict.structure(fields, EngineProfile, where)
+    registered = Registered(name=name, profile=profile, digest=digest, lacks=lacks)
     check_registered(registered)
     return registered
 
@@ -120,7 +125,8 @@ def put_profile(path: Path, registered: Registered, *, owner: tuple[int, int] | 
         present = read_engines(path)
         check_free(path, ENGINES, present.raw, registered.name)
         check_registered(registered)
-        block = {**_plain(registered.profile), **({_DIGEST_FIELD: registered.digest} if registered.digest else {})}
+        beside = {_DIGEST_FIELD: registered.digest, _LACKS_FIELD: registered.lacks}
+        block = {**_plain(registered.profile), **{field: value for field, value in beside.items() if value}}
         return write_blocks(path, ENGINES, present.revision + 1, {**present.raw, registered.name: block}, owner)
 
 

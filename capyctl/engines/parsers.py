@@ -1,18 +1,21 @@
 """Which parsers of tool calls and of reasoning fit a model, by its family and its chat template.
 
-Pure: the texts of `config.json` and of the template are read by `read_texts` where the checkpoint is, at
-launch; nothing of this enters the effective configuration.
+Pure: the texts of `config.json` and of the template are read by `read_texts` where the checkpoint is, when it
+is measured, for people, and at each launch.
 Source: engines 14.3.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import attrs
+
+from capyctl.documents.deployment import Deployment
+from capyctl.engines.options import OptionPolicy, mentions
 
 TEXT_BYTES_MAX = 16 << 20
 Engine = Literal["vllm", "sglang"]
@@ -90,6 +93,32 @@ def choose(field: str, found: Choice, *, in_extra: bool, in_fixed: bool) -> Choi
     if field == "none":
         return Choice(name=None, source="off")
     return found if field == "auto" else Choice(name=field, source="declared")
+
+
+def choices(
+    engine: Engine, policy: OptionPolicy, document: Deployment, fixed_args: Sequence[str], found: Parsers
+) -> Parsers:
+    """Both parsers of a deployment, each with where it comes from. A decisions deployment has none.
+
+    Args:
+      policy: of the engine's options; `fixed_args` are the profile's own.
+      found: what the model's files say.
+    """
+    if document.api == "decisions":
+        off = Choice(name=None, source="off")
+        return Parsers(tool_call=off, reasoning=off)
+    config = document.engine_config
+    own = getattr(config, engine)
+
+    def one(option: str, field: str, detected: Choice) -> Choice:
+        stated = "auto" if own is None else str(getattr(own, field))
+        extra, fixed = (mentions(policy, args, option) for args in (config.extra_args, fixed_args))
+        return choose(stated, detected, in_extra=extra, in_fixed=fixed)
+
+    return Parsers(
+        tool_call=one("--tool-call-parser", "tool_call_parser", found.tool_call),
+        reasoning=one("--reasoning-parser", "reasoning_parser", found.reasoning),
+    )
 
 
 def read_texts(model_dir: Path) -> tuple[str | None, str | None]:

@@ -147,7 +147,8 @@ def add_engine(
         )
     if measured.deep_park == "missing":
         profile = attrs.evolve(profile, security=attrs.evolve(profile.security, deep_park="disabled"))
-    registered = attrs.evolve(draft, profile=profile, digest=measured.digest)
+    lacks = measured.lacks if measured.deep_park == "missing" else None
+    registered = attrs.evolve(draft, profile=profile, digest=measured.digest, lacks=lacks)
     return Added(
         registered=registered,
         engines_file=engines_file,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -19,6 +19,7 @@ from capyctl.engines.check import check_deployment
 from capyctl.engines.custom.engines_file import CustomFile, read_custom
 from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
 from capyctl.engines.families import FAMILIES, Family, family, traits_of
+from capyctl.engines.parsers import Parsers, choices, detect, read_texts
 from capyctl.engines.registered import Registered
 from capyctl.engines.revisioned import CUSTOM, beside
 from capyctl.errors import Refusal
@@ -172,6 +173,19 @@ class Registry:
         registered = self.registered(wanted.profile)
         check_deployment(wanted, registered)
         return registered
+
+    def parsers(self, document: Deployment, model_dir: Path) -> Parsers | None:
+        """The parsers that a launch of `document` from these files will have; None for families without any.
+
+        Blocking. Raises: Refusal as `registered`.
+        """
+        registered = self.registered(document.profile)
+        known = family(registered.engine)
+        if known.name not in ("vllm", "sglang"):
+            return None
+        engine = cast("Literal['vllm', 'sglang']", known.name)
+        found = detect(engine, *read_texts(model_dir))
+        return choices(engine, known.options, document, registered.profile.args, found)
 
     def fixed_args(self, profile: str) -> Sequence[str]:
         """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""

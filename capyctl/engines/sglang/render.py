@@ -13,7 +13,7 @@ from capyctl.documents.deployment import Deployment
 from capyctl.documents.engine_config import Sglang
 from capyctl.engines.adapter import LaunchFacts
 from capyctl.engines.options import OptionClass, is_option, mentions, normal, value_of
-from capyctl.engines.parsers import Choice, Parsers, choose
+from capyctl.engines.parsers import Choice, Parsers, choices
 from capyctl.engines.python.installation import release
 from capyctl.engines.python.variables import LOOPBACK_ONLY, OFFLINE, UNIFIED
 from capyctl.engines.registered import Registered
@@ -136,20 +136,9 @@ def _parsers(launch: Launch) -> list[str]:
 
 
 def chosen_parsers(launch: Launch) -> tuple[Choice, Choice]:
-    """(tool calls, reasoning), each with where it comes from. A decisions deployment has none."""
-    config = launch.document.engine_config
-    own = config.sglang or Sglang()
-    if launch.document.api == "decisions":
-        off = Choice(name=None, source="off")
-        return off, off
-
-    def one(option: str, field: str, found: Choice) -> Choice:
-        return choose(field, found, in_extra=mentions(POLICY, config.extra_args, option), in_fixed=False)
-
-    return (
-        one("--tool-call-parser", own.tool_call_parser, launch.parsers.tool_call),
-        one("--reasoning-parser", own.reasoning_parser, launch.parsers.reasoning),
-    )
+    """(tool calls, reasoning), each with where it comes from."""
+    found = choices("sglang", POLICY, launch.document, (), launch.parsers)
+    return found.tool_call, found.reasoning
 
 
 def _rest(launch: Launch) -> list[str]:

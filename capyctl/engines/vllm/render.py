@@ -15,7 +15,7 @@ from capyctl.documents.deployment import Deployment
 from capyctl.documents.engine_config import Vllm
 from capyctl.engines.adapter import LaunchFacts
 from capyctl.engines.options import OptionClass, flat_object, is_option, mentions, normal, value_of
-from capyctl.engines.parsers import Choice, Parsers, choose
+from capyctl.engines.parsers import Choice, Parsers, choices
 from capyctl.engines.python.installation import release
 from capyctl.engines.python.variables import LOOPBACK_ONLY, OFFLINE, UNIFIED
 from capyctl.engines.registered import Registered
@@ -117,17 +117,8 @@ def _parsers(launch: Launch) -> list[str]:
 
 def chosen_parsers(launch: Launch) -> tuple[Choice, Choice]:
     """(tool calls, reasoning), each with where it comes from."""
-    config = launch.document.engine_config
-    own = config.vllm or Vllm()
-
-    def one(option: str, field: str, found: Choice) -> Choice:
-        extra, fixed = (mentions(POLICY, args, option) for args in (config.extra_args, launch.fixed_args))
-        return choose(field, found, in_extra=extra, in_fixed=fixed)
-
-    return (
-        one("--tool-call-parser", own.tool_call_parser, launch.parsers.tool_call),
-        one("--reasoning-parser", own.reasoning_parser, launch.parsers.reasoning),
-    )
+    found = choices("vllm", POLICY, launch.document, launch.fixed_args, launch.parsers)
+    return found.tool_call, found.reasoning
 
 
 def _rest(launch: Launch) -> list[str]:
