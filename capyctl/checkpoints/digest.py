@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.checkpoints.directory import Listing, ModelFile
-from capyctl.errors import Refusal
+from capyctl.checkpoints.reading import changed, opened
 
 SMALL_FILE_BYTES = 4 << 20
 CACHE_BYTES_MAX = 16 << 20
@@ -173,24 +173,14 @@ def digest_listing(
 
 
 def _hash_file(file: ModelFile, advance: Callable[[int], None]) -> str:
-    changed = Refusal("checkpoint_mismatch", f"{file.path} changed while it was read; is it still being downloaded?")
-    try:
-        descriptor = os.open(file.real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise Refusal("checkpoint_unusable", f"{file.path} cannot be read: {error.strerror}") from None
     hasher, done = hashlib.sha256(), 0
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        if _identity(stream.fileno()) != file.identity:
-            raise changed
+    with opened(file) as stream:
         while piece := stream.read(_CHUNK):
             hasher.update(piece)
             done += len(piece)
+            if done > file.size_bytes:
+                break  # somebody appends faster than we read
             advance(done)
-        if done != file.size_bytes or _identity(stream.fileno()) != file.identity:
-            raise changed
+        if done != file.size_bytes:
+            raise changed(file)
     return hasher.hexdigest()
-
-
-def _identity(descriptor: int) -> tuple[int, int, int, int, int]:
-    status = os.fstat(descriptor)
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)

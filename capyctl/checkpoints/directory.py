@@ -144,6 +144,11 @@ def list_files(directory: Path, models_root: Path | None = None) -> Listing:
     return Listing(directory=directory, files=tuple(found[path] for path in sorted(found)))
 
 
+def file_at(place: Path) -> ModelFile:
+    """One file as a listing of its directory alone would show it. Raises: Refusal `unsafe_file`."""
+    return _file(place, place.name, Path(os.path.realpath(place.parent)))
+
+
 def _scan(place: Path, prefix: str, root: Path, found: dict[str, ModelFile], *, depth: int) -> None:
     if depth > DEPTH_MAX:
         raise Refusal("too_large", f"{place} is more than {DEPTH_MAX} directories deep")

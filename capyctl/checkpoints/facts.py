@@ -74,11 +74,7 @@ def _header(listing: Listing, name: str) -> Header:
     file = listing.find(name)
     if file is None:
         raise Refusal("checkpoint_unusable", f"{name} is not in {listing.directory}")
-    try:
-        return read_header(file.real)
-    except Refusal as refusal:
-        # `real` may be a content-addressed blob; people know the file by its name in the directory.
-        raise Refusal(refusal.code, refusal.message.replace(file.real.name, name, 1), details=refusal.details) from None
+    return read_header(file)
 
 
 def _check_split(headers: Mapping[str, Header], pick: GgufPick) -> None:

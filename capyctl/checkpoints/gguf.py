@@ -9,15 +9,14 @@ Source: memory 5.12, 5.15; security 5.
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from collections.abc import Mapping
-from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 import attrs
 
+from capyctl.checkpoints.directory import ModelFile
+from capyctl.checkpoints.reading import opened
 from capyctl.errors import Refusal
 
 METADATA_BYTES_MAX = 64 << 20
@@ -137,6 +136,12 @@ class Header:
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+class Readable(Protocol):
+    """What a header is read from; `read` may give less than is asked."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
 class _Cursor:
     """A forward reader over a bounded window of the file."""
 
@@ -216,25 +221,18 @@ class _Cursor:
             count -= step
 
 
-def read_header(path: Path) -> Header:
-    """Read the header of the GGUF file at `path`, following no link in its last component.
+def read_header(file: ModelFile) -> Header:
+    """Read the header of a listed GGUF file.
 
     Raises: Refusal `checkpoint_unusable` for anything that is not a whole, well-formed header of bounded
-      size, and for a file shorter than its tensors say; `unsafe_file` for what is not a regular file.
+      size, and for a file shorter than its tensors say; `checkpoint_mismatch` when it changes meanwhile.
     Source: memory 5.15.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise Refusal("checkpoint_unusable", f"{path.name}: cannot be opened: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise Refusal("unsafe_file", f"{path.name} is not a regular file")
-        return parse_header(stream, path.name, file_bytes=status.st_size)
+    with opened(file) as stream:
+        return parse_header(stream, file.path, file_bytes=file.size_bytes)
 
 
-def parse_header(stream: BinaryIO, name: str, *, file_bytes: int | None = None) -> Header:
+def parse_header(stream: Readable, name: str, *, file_bytes: int | None = None) -> Header:
     """Read a header from `stream`; `file_bytes` lets it be compared with what the tensors need.
 
     Raises: Refusal `checkpoint_unusable`, as `read_header`.
@@ -274,7 +272,7 @@ def parse_header(stream: BinaryIO, name: str, *, file_bytes: int | None = None) 
 class _Whole:
     """A stream whose `read` gives as much as asked unless the file ends: raw files may give less."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Readable) -> None:
         self.stream = stream
 
     def read(self, size: int = -1) -> bytes:

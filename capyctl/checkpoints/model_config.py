@@ -11,9 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-LAYERS_MAX = 4096
-_COUNT_MAX = 1 << 31
+from capyctl.checkpoints.attention import Caches, caches, kv_heads
+from capyctl.checkpoints.cache_shape import recorded, token_bytes
+from capyctl.checkpoints.config_values import Block, block_of, count, dimension, tokens, word
+from capyctl.checkpoints.quantization import quantization_of
+from capyctl.checkpoints.recurrent import Recurrence
+
 _TEXT_BLOCKS = ("text_config", "llm_config", "language_config", "language_model_config")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
 
 # Bytes of one cached value, by the words that documents and checkpoints use.
 DTYPE_BYTES: Mapping[str, int] = {
@@ -25,137 +30,69 @@ DTYPE_BYTES: Mapping[str, int] = {
 def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     """The shape of a model, JSON-able.
 
-    Returns: `model_type`, `architectures`, `quantization` (the checkpoint's own, or None), `dtype`,
-      `context_trained`, `layers`, `hidden_size`, `heads`, `kv_heads`, `attention` (one of `full`, `sliding`,
-      `latent`, `hybrid`, or None when it cannot be read), `cache_values` (cached values per token over all
-      layers that keep a cache), `state_slot_values` (see `_delta_net`), `not_derivable` (None, or why).
+    Returns: `model_type`, `architectures`, `quantization` (the checkpoint's own, or None), `quantized_bits`,
+      `quantized_cache`, `dtype`, `context_trained`, `layers`, `mtp_layers` (heads for speculation inside the
+      checkpoint), `tied` (whether the output head is the embedding; None when it does not say), `hidden_size`,
+      `heads`, `kv_heads`, and what its layers keep:
+      `attention` (`full`, `sliding`, `latent`, `hybrid`, or None when it cannot be read), `cache` (groups of layers,
+      see `cache_shape`), `cache_values` (cached values per token over all of them), `cache_fixed_bytes` (what each
+      token costs beside them, whatever the type of a value), `states` (see `recurrent`), `state_slot_values`
+      (convolution and temporal values of one request over all gated-delta-net layers, else None), `state_dtype`,
+      `not_derivable` (None, or why a context cannot be fitted).
     """
     text = _text(config)
-    layers = _count(text, "num_hidden_layers", "n_layer", "num_layers")
-    heads = _count(text, "num_attention_heads", "n_head")
-    kv_heads = _count(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
-    hidden = _count(text, "hidden_size", "n_embd", "d_model")
+    layers = dimension(text, *_LAYERS)
     architectures = config.get("architectures")
     names = [str(name)[:128] for name in architectures[:4]] if isinstance(architectures, list) else []
+    packed = quantization_of(config, text)
     shape: dict[str, Any] = {
-        "model_type": _word(config, "model_type") or "",
+        "model_type": word(config, "model_type") or "",
         "architectures": names,
-        "quantization": _quantization(config, text),
-        "dtype": _word(text, "dtype", "torch_dtype") or _word(config, "dtype", "torch_dtype"),
-        "context_trained": _count(text, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
+        "quantization": packed.words if packed is not None else None,
+        "quantized_bits": packed.bits if packed is not None else 0,
+        "quantized_cache": packed.cache if packed is not None else None,
+        "dtype": word(text, "dtype", "torch_dtype") or word(config, "dtype", "torch_dtype"),
+        "context_trained": tokens(text, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
         "layers": layers,
-        "hidden_size": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
+        "mtp_layers": count(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"),
+        "tied": _tied(config, text),
+        "hidden_size": dimension(text, "hidden_size", "n_embd", "d_model"),
+        "heads": dimension(text, "num_attention_heads", "n_head", "num_heads", "n_heads"),
+        "kv_heads": kv_heads(text),
     }
-    return shape | _cache(text, layers, heads, kv_heads, hidden)
+    return shape | _kept(caches(config, text, layers), text)
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text(config: Block) -> Block:
     """The block that describes the language model."""
-    for place in (config, config.get("thinker_config")):
-        if not isinstance(place, Mapping):
-            continue
+    for place in (config, block_of(config, "thinker_config")):
         for name in _TEXT_BLOCKS:
-            block = place.get(name)
-            if isinstance(block, Mapping) and _count(block, "num_hidden_layers", "n_layer", "num_layers"):
+            block = block_of(place, name)
+            if dimension(block, *_LAYERS):
                 return block
     return config
 
 
-def _cache(
-    text: Mapping[str, Any], layers: int | None, heads: int | None, kv_heads: int | None, hidden: int | None
-) -> dict[str, Any]:
-    blank: dict[str, Any] = {"attention": None, "cache_values": 0, "state_slot_values": None}
-    if not layers or layers > LAYERS_MAX:
-        return {**blank, "not_derivable": "config.json does not say how many layers the model has"}
-    rank, rope = _count(text, "kv_lora_rank"), _count(text, "qk_rope_head_dim")
-    if rank and rope:
-        if _count(text, "index_head_dim"):
-            return {**blank, "attention": "latent", "not_derivable": "the model has an attention indexer"}
-        latent = {"attention": "latent", "cache_values": layers * (rank + rope), "state_slot_values": None}
-        return {**latent, "not_derivable": None}
-    length = _count(text, "head_dim") or (hidden // heads if hidden and heads else 0)
-    value = _count(text, "v_head_dim") or length
-    if not kv_heads or not length or not value:
-        return {**blank, "not_derivable": "config.json does not describe the model's attention"}
-    kinds = _layer_kinds(text, layers)
-    per_layer = kv_heads * (length + value)
-    if kinds is None:
-        return {**blank, "attention": "hybrid", "not_derivable": "the model has recurrent layers of an unknown kind"}
-    full, sliding, linear = kinds
-    if linear:
-        slot = _delta_net(text, linear)
-        known = {"attention": "hybrid", "cache_values": (full + sliding) * per_layer, "state_slot_values": slot}
-        return {**known, "not_derivable": None if slot else "the model has recurrent layers of an unknown kind"}
-    # A sliding window bounds what a long request keeps; counting its layers as full ones never counts too little.
-    kind = "sliding" if sliding else "full"
+def _tied(config: Block, text: Block) -> bool | None:
+    for block in (text, config):
+        said = block.get("tie_word_embeddings")
+        if isinstance(said, bool):
+            return said
+    return None
+
+
+def _kept(found: Caches, text: Block) -> dict[str, Any]:
+    states = found.states
+    slot = None
+    if states is not None and states.recurrence is Recurrence.DELTA_NET:
+        slot = [states.layers * states.convolution, states.layers * states.temporal]
     return {
-        "attention": kind,
-        "cache_values": layers * per_layer,
-        "state_slot_values": None,
-        "not_derivable": None,
+        "attention": found.kind,
+        "cache": recorded(found.groups),
+        "cache_values": sum(group.values for group in found.groups),
+        "cache_fixed_bytes": token_bytes(found.groups, 0),
+        "states": states.recorded() if states is not None else None,
+        "state_slot_values": slot,
+        "state_dtype": word(text, "mamba_ssm_dtype", "mamba_ssm_cache_dtype"),
+        "not_derivable": found.why_not,
     }
-
-
-def _layer_kinds(text: Mapping[str, Any], layers: int) -> tuple[int, int, int] | None:
-    """(full attention, sliding, linear) layers; None when something recurrent is said in another way."""
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        words = [str(kind) for kind in kinds[:layers]]
-        linear = sum(word == "linear_attention" for word in words)
-        sliding = sum("sliding" in word or "chunked" in word for word in words)
-        full = sum(word in ("full_attention", "attention") for word in words)
-        return (full, sliding, linear) if full + sliding + linear == layers else None
-    interval = _count(text, "full_attention_interval")
-    if interval and _count(text, "linear_num_value_heads"):
-        full = layers // interval
-        return full, 0, layers - full
-    recurrent = ("ssm_state_size", "mamba_d_state", "mamba_num_heads", "mamba_d_conv", "ssm_cfg", "state_size",
-                 "hybrid_override_pattern", "layers_block_type", "attn_layer_indices", "linear_attn_config",
-                 "attn_type_list", "rwkv", "lightning_attention")  # fmt: skip
-    if any(text.get(name) for name in recurrent):
-        return None
-    window = _count(text, "sliding_window")
-    used = text.get("use_sliding_window")
-    return (0, layers, 0) if window and used is not False else (layers, 0, 0)
-
-
-def _delta_net(text: Mapping[str, Any], linear: int) -> list[int] | None:
-    """[convolution values, temporal values] that one request keeps over all gated-delta-net layers, or None.
-
-    The two are stored in types of their own (memory 5.10).
-    """
-    key_heads, value_heads = _count(text, "linear_num_key_heads"), _count(text, "linear_num_value_heads")
-    key, value = _count(text, "linear_key_head_dim"), _count(text, "linear_value_head_dim")
-    kernel = _count(text, "linear_conv_kernel_dim")
-    if not key_heads or not value_heads or not key or not value or not kernel:
-        return None
-    convolution = (kernel - 1) * (2 * key_heads * key + value_heads * value)
-    return [linear * convolution, linear * value_heads * key * value]
-
-
-def _quantization(*blocks: Mapping[str, Any]) -> str | None:
-    for block in blocks:
-        said = block.get("quantization_config") or block.get("compression_config")
-        if isinstance(said, Mapping):
-            method = _word(said, "quant_method") or "unknown"
-            algorithm = _word(said, "quant_algo")
-            return f"{method} {algorithm}" if algorithm else method
-    return None
-
-
-def _count(block: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        number = block.get(name)
-        if type(number) is int and 0 < number < _COUNT_MAX:
-            return number
-    return None
-
-
-def _word(block: Mapping[str, Any], *names: str) -> str | None:
-    for name in names:
-        word = block.get(name)
-        if isinstance(word, str) and word and len(word) <= 128 and word.isprintable():
-            return word
-    return None

@@ -9,19 +9,19 @@ Source: memory 5.15.
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from capyctl.checkpoints.bounded_json import WrongJson, members, shown
+from capyctl.checkpoints.directory import ModelFile
+from capyctl.checkpoints.reading import opened, read
 from capyctl.errors import Refusal
 
 HEADER_BYTES_MAX = 100_000_000
+DIMENSIONS_MAX = 64
 _LENGTH = struct.Struct("<Q")
 
 BITS: Mapping[str, int] = {
@@ -59,125 +59,111 @@ class _Wrong(ValueError):
     """What is wrong with a header, in words that follow the file's name."""
 
 
-def read_header(path: Path, shown: str | None = None) -> Header:
+def read_header(file: ModelFile) -> Header:
     """Read the header of one file. Blocking; at most 100 MB are read.
 
-    Args:
-      shown: the name that people know the file by, when `path` is a blob of a cache.
-    Raises: Refusal `checkpoint_unusable` naming the file and the first thing that is wrong with it.
+    Raises: Refusal `checkpoint_unusable` naming the file and the first thing that is wrong with it;
+      `checkpoint_mismatch` when it changes meanwhile.
     """
-    name = shown or path.name
     try:
-        raw, data_bytes = _read(path)
-        return _header(_parse(raw), data_bytes)
-    except OSError as error:
-        raise Refusal("checkpoint_unusable", f"{name} cannot be read: {error.strerror}") from None
+        raw, data_bytes = _read(file)
+        try:
+            return _header(raw, data_bytes)
+        except WrongJson as wrong:
+            raise _Wrong(f"its header {wrong}") from None
     except _Wrong as wrong:
-        raise Refusal("checkpoint_unusable", f"{name} is no usable safetensors file: {wrong}") from None
+        raise Refusal("checkpoint_unusable", f"{file.path} is no usable safetensors file: {wrong}") from None
 
 
-def _read(path: Path) -> tuple[bytes, int]:
+def _read(file: ModelFile) -> tuple[bytes, int]:
     """The header's text, and how many bytes follow it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise _Wrong("it is no regular file")
-        first = stream.read(_LENGTH.size)
+    with opened(file) as stream:
+        first = read(stream, _LENGTH.size)
         if len(first) < _LENGTH.size:
-            raise _Wrong(f"it has {status.st_size} bytes, fewer than its length field")
+            raise _Wrong(f"it has {file.size_bytes} bytes, fewer than its length field")
         (length,) = _LENGTH.unpack(first)
         if length > HEADER_BYTES_MAX:
             raise _Wrong(f"its header would have {length} bytes; at most {HEADER_BYTES_MAX} are read")
-        raw = stream.read(length)
-        if len(raw) < length:
-            raise _Wrong(f"its header of {length} bytes ends after {len(raw)}; is it still being downloaded?")
-    return raw, status.st_size - _LENGTH.size - length
+        there = file.size_bytes - _LENGTH.size
+        if length > there:
+            raise _Wrong(f"its header of {length} bytes ends after {there}; is it still being downloaded?")
+        begin = read(stream, min(length, 1))
+        if begin != b"{":  # looked at first: a hole of 100 MB costs nobody a disk, and would cost us the memory
+            raise _Wrong("its header does not begin with {")
+        raw = begin + read(stream, length - 1)
+    return raw.rstrip(b" "), there - length
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
-    if not raw.startswith(b"{"):
-        raise _Wrong("its header does not begin with {")
-    try:
-        # Parsed strictly: NaN and its kin are no JSON, and a name that is said twice is refused.
-        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise _Wrong("its header is not UTF-8") from None
-    except RecursionError:
-        raise _Wrong("its header is nested too deeply") from None
-    except _Wrong:
-        raise
-    except ValueError:
-        raise _Wrong("its header is not JSON") from None
-    if not isinstance(parsed, dict):
-        raise _Wrong("its header is not an object")
-    return parsed
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _Wrong(f"its header names {_shown(twice)} twice")
-    return made
-
-
-def _no_constant(word: str) -> Any:
-    raise _Wrong(f"its header holds {word}, which is not JSON")
-
-
-def _header(entries: dict[str, Any], data_bytes: int) -> Header:
-    metadata = entries.pop("__metadata__", None)
-    if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    ):
-        raise _Wrong("its __metadata__ holds something that is no text")
+def _header(raw: bytes, data_bytes: int) -> Header:
+    """The whole text is read before anything in it is judged: what is no JSON is said to be none."""
     tensors: dict[str, Tensor] = {}
     ranges: list[tuple[int, int, str]] = []
-    for name, entry in entries.items():
-        tensor, begin, end = _tensor(name, entry)
-        tensors[name] = tensor
-        ranges.append((begin, end, name))
+    problem: _Wrong | None = None
+    names: set[str] = set()
+    twice: str | None = None
+    for name, entry in members(raw):
+        twice = name if name in names else twice
+        names.add(name)
+        try:
+            if name == "__metadata__":
+                _check_metadata(entry)
+                continue
+            tensor, begin, end = _tensor(name, entry)
+        except _Wrong as wrong:
+            problem = problem or wrong
+            continue
+        if problem is None:
+            tensors[name] = tensor
+            ranges.append((begin, end, name))
+    if twice is not None:
+        raise _Wrong(f"its header names {shown(twice)} twice")
+    if problem is not None:
+        raise problem
+    return Header(tensors=tensors, tensor_bytes=_covered(ranges, data_bytes))
+
+
+def _check_metadata(entry: Any) -> None:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise _Wrong("its __metadata__ holds something that is no text")
+
+
+def _covered(ranges: list[tuple[int, int, str]], data_bytes: int) -> int:
+    """All bytes of the data, which the ranges must cover without a hole, an overlap or a rest."""
     at = 0
     for begin, end, name in sorted(ranges):
         if begin != at:
             what = "a hole before" if begin > at else "an overlap at"
-            raise _Wrong(f"there is {what} {_shown(name)}")
+            raise _Wrong(f"there is {what} {shown(name)}")
         at = end
     if at != data_bytes:
         if at > data_bytes:
             raise _Wrong(f"its tensors need {at} bytes and {data_bytes} are there; is it still being downloaded?")
         raise _Wrong(f"{data_bytes - at} bytes follow its last tensor")
-    return Header(tensors=tensors, tensor_bytes=at)
+    return at
 
 
 def _tensor(name: str, entry: Any) -> tuple[Tensor, int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _Wrong(f"{_shown(name)} does not state dtype, shape and data_offsets")
+        raise _Wrong(f"{shown(name)} does not state dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _Wrong(f"{_shown(name)} has the unknown type {_shown(str(dtype))}")
-    if not isinstance(shape, list) or not all(_count(number) for number in shape):
-        raise _Wrong(f"{_shown(name)} has no usable shape")
+        raise _Wrong(f"{shown(name)} has the unknown type {shown(str(dtype))}")
+    if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX or not all(_count(number) for number in shape):
+        raise _Wrong(f"{shown(name)} has no usable shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_count(number) for number in offsets):
-        raise _Wrong(f"{_shown(name)} has no usable data_offsets")
+        raise _Wrong(f"{shown(name)} has no usable data_offsets")
     bits = BITS[dtype]
     for number in shape:
         bits *= number
         if bits >= 1 << 66:  # more than any file holds; a later zero would have hidden it
-            raise _Wrong(f"{_shown(name)} is larger than any file")
+            raise _Wrong(f"{shown(name)} is larger than any file")
     begin, end = offsets
     if bits % 8:
-        raise _Wrong(f"{_shown(name)} does not end on a byte")
+        raise _Wrong(f"{shown(name)} does not end on a byte")
     if end - begin != bits // 8:
-        raise _Wrong(f"{_shown(name)} is {bits // 8} bytes by its shape and {end - begin} by its data_offsets")
+        raise _Wrong(f"{shown(name)} is {bits // 8} bytes by its shape and {end - begin} by its data_offsets")
     return Tensor(dtype=dtype, shape=tuple(shape), size_bytes=end - begin), begin, end
 
 
 def _count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 80 else f"{name[:80]}…")

@@ -8,17 +8,19 @@ Source: engines 5; memory 5.1, 5.4, 5.15.
 
 from __future__ import annotations
 
-import json
-import os
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from capyctl.checkpoints.bounded_json import WrongJson, parse, shown
 from capyctl.checkpoints.directory import Listing, ModelFile
 from capyctl.checkpoints.layer_shares import shares
 from capyctl.checkpoints.model_config import describe
-from capyctl.checkpoints.safetensors import Header, read_header
+from capyctl.checkpoints.quantization import parameters, quantization_of
+from capyctl.checkpoints.reading import read_whole
+from capyctl.checkpoints.safetensors import Header, Tensor, read_header
 from capyctl.errors import Refusal
 
 CONFIG_FILE = "config.json"
@@ -28,36 +30,82 @@ INDEX_BYTES_MAX = 64 << 20
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
 _MODELOPT_FILE = "hf_quant_config.json"
+_TABLE = ".ngram_embedding."
 
 
 def tensor_facts(listing: Listing) -> dict[str, Any]:
     """Read `config.json`, the index and every weight file's header, and put together what sizing needs.
 
     Returns: `format`, `weight_bytes` (the weight files' sizes), `tensor_bytes`, `weight_files`, `tensors`,
+      `parameters` (weights unpacked, a tied head once; None for packed ones of unknown width), `tied_twice_bytes`
+      (a head that is stored although it is the embedding), `table_bytes` (of each n-gram table),
       `tokenizer` (whether its files are there), `sharded_bytes`, `layer_count` and `largest_layer_bytes`
       (`layer_shares`), and everything of `model_config.describe`.
     Raises: Refusal `checkpoint_unusable` naming the file that cannot be used or is missing.
     """
     config = read_json(listing, CONFIG_FILE, CONFIG_BYTES_MAX)
     names = weight_files(listing)
-    headers = {name: read_header(_file(listing, name).real, name) for name in names}
+    headers = {name: read_header(_file(listing, name)) for name in names}
     _check_index(listing, headers)
+    tensors = _distinct(headers)
     shape = describe(config)
     if shape["quantization"] is None and listing.find(_MODELOPT_FILE) is not None:
-        shape["quantization"] = "modelopt"
-    divided = shares(pair for header in headers.values() for pair in header.tensors.items())
+        _add_modelopt(shape, listing)
+    divided = shares(tensors.items())
+    twice = _tied_twice(shape, tensors)
+    counted = parameters(tensors.items(), int(shape["quantized_bits"]))
     return {
         "format": "safetensors",
         "weight_bytes": sum(_file(listing, name).size_bytes for name in names),
         "tensor_bytes": sum(header.tensor_bytes for header in headers.values()),
         "weight_files": len(names),
-        "tensors": sum(len(header.tensors) for header in headers.values()),
+        "tensors": len(tensors),
+        "parameters": None if counted is None else counted - sum(math.prod(head.shape) for head in twice),
+        "tied_twice_bytes": sum(head.size_bytes for head in twice),
+        "table_bytes": _tables(tensors),
         "tokenizer": any(listing.find(name) is not None for name in _TOKENIZERS),
         "sharded_bytes": divided.sharded_bytes,
         "layer_count": divided.layers,
         "largest_layer_bytes": divided.largest_layer_bytes,
         **shape,
     }
+
+
+def _distinct(headers: Mapping[str, Header]) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint by its name. Raises: Refusal for a name that two files hold."""
+    tensors: dict[str, Tensor] = {}
+    for file, header in headers.items():
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise Refusal("checkpoint_unusable", f"{file} holds {shown(name)}, which another weight file holds too")
+            tensors[name] = tensor
+    return tensors
+
+
+def _add_modelopt(shape: dict[str, Any], listing: Listing) -> None:
+    """What ModelOpt says of its weights in a file of its own."""
+    said = read_json(listing, _MODELOPT_FILE, CONFIG_BYTES_MAX)
+    stated = quantization_of({"quantization_config": said.get("quantization")})
+    shape["quantization"] = "modelopt" if stated is None else stated.words
+    if stated is not None:
+        shape |= {"quantized_bits": stated.bits, "quantized_cache": stated.cache}
+
+
+def _tied_twice(shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Output heads that are stored beside the embedding that they are: engines load one of the two."""
+    if shape["tied"] is not True:
+        return []
+    return [tensor for name, tensor in tensors.items() if name == "lm_head.weight" or name.endswith(".lm_head.weight")]
+
+
+def _tables(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Bytes of each n-gram table, whose shards are tensors of their own. Source: memory 5.3."""
+    tables: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        table, found, _ = name.partition(_TABLE)
+        if found:
+            tables[table] = tables.get(table, 0) + tensor.size_bytes
+    return list(tables.values())
 
 
 def weight_files(listing: Listing) -> tuple[str, ...]:
@@ -131,17 +179,11 @@ def read_json(listing: Listing, name: str, most: int) -> dict[str, Any]:
 
     Raises: Refusal `checkpoint_unusable` naming the file.
     """
-    file = _file(listing, name)
-    if file.size_bytes > most:
-        raise Refusal("checkpoint_unusable", f"{name} has {file.size_bytes} bytes; at most {most} are read")
+    raw = read_whole(_file(listing, name), most)
     try:
-        descriptor = os.open(file.real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            parsed = json.loads(stream.read(most + 1))
-    except OSError as error:
-        raise Refusal("checkpoint_unusable", f"{name} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise Refusal("checkpoint_unusable", f"{name} is not JSON") from None
+        parsed = parse(raw)
+    except WrongJson as wrong:
+        raise Refusal("checkpoint_unusable", f"{name} {wrong}") from None
     if not isinstance(parsed, dict):
         raise Refusal("checkpoint_unusable", f"{name} is not a JSON object")
     return parsed

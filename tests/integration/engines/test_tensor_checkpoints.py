@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from capyctl.checkpoints.directory import file_at
 from capyctl.checkpoints.safetensors import read_header
 from capyctl.checkpoints.store import Checkpoint, CheckpointStore
 from capyctl.errors import CapyError, Refusal
@@ -40,11 +41,10 @@ def refused(directory: Path, *named: str) -> None:
 
 
 def test_a_header_gives_types_shapes_and_bytes(tmp_path: Path) -> None:
-    found = read_header(
-        write_file(
-            tmp_path / "x.safetensors", {**ONE, "b": ("F4", [4], 2), "c": ("F32", [], 4)}, __metadata__={"a": "b"}
-        )
+    place = write_file(
+        tmp_path / "x.safetensors", {**ONE, "b": ("F4", [4], 2), "c": ("F32", [], 4)}, __metadata__={"a": "b"}
     )
+    found = read_header(file_at(place))
     assert found.tensor_bytes == 18
     assert found.tensors["a"].shape == (2, 3)
     assert found.tensors["c"].shape == ()
@@ -77,7 +77,7 @@ def test_a_header_that_does_not_add_up_is_refused(
     text = json.dumps(entries).encode()
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(data))
     with pytest.raises(Refusal, match=words) as caught:
-        read_header(tmp_path / "x.safetensors")
+        read_header(file_at(tmp_path / "x.safetensors"))
     assert caught.value.code == "checkpoint_unusable"
     assert "x.safetensors" in caught.value.message
 
@@ -100,7 +100,7 @@ def test_a_header_that_does_not_add_up_is_refused(
 def test_a_header_that_is_none_is_refused(tmp_path: Path, raw: bytes, words: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(Refusal, match=words):
-        read_header(tmp_path / "x.safetensors")
+        read_header(file_at(tmp_path / "x.safetensors"))
 
 
 # --- directories -----------------------------------------------------------------------------------
