@@ -147,6 +147,7 @@ class Book:
     due: Due = attrs.field(factory=Due)
     online: set[HostId] = attrs.field(factory=set)
     seen: dict[HostId, Mapping[Domain, Observation]] = attrs.field(factory=dict)
+    installations: dict[HostId, Mapping[str, str]] = attrs.field(factory=dict)  # what each profile of a host runs
     used_at: dict[Lane, Millis] = attrs.field(factory=dict)
     loads: dict[Lane, LoadReported] = attrs.field(factory=dict)
     bodies: dict[RequestId, int] = attrs.field(factory=dict)  # bytes of bodies that wait
@@ -292,6 +293,10 @@ class Book:
     @property
     def session(self) -> int:
         return self.counters.get("session", 0)
+
+    def installation(self, host: HostId, profile: str) -> str | None:
+        """What `profile` runs on `host`, None while nobody said."""
+        return self.installations.get(host, {}).get(profile)
 
     def of(self, deployment: DeploymentId) -> Iterator[tuple[Lane, InstanceRow]]:
         """The instances of a deployment, by index."""

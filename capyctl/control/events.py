@@ -139,6 +139,7 @@ class RevisionResolved(Event):
     """The checkpoint was measured and the revision resolves on at least one allowed host.
 
     `residency` is settled by hardware and model where the document states none; None: as it was accepted.
+    `residency_reason` says why, for people; empty: as it was accepted.
     """
 
     deployment: DeploymentId
@@ -147,6 +148,7 @@ class RevisionResolved(Event):
     weight_bytes: Bytes
     plans: Mapping[HostId, Plan]
     residency: Residency | None = None
+    residency_reason: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -180,10 +182,22 @@ class StartVerified(Event):
 
 @attrs.frozen(kw_only=True)
 class HostOnline(Event):
-    """A host's session is up. The first thing a controller session hears of it, before any probe."""
+    """A host's session is up. The first thing a controller session hears of it, before any probe.
+
+    `installations`: profile -> which installation it runs, in words that change when it does.
+    """
 
     policy: HostPolicy
     boot_id: str
+    installations: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class ProfilesPublished(Event):
+    """An engine was registered, exchanged or removed: what every profile of a host runs from now on."""
+
+    host: HostId
+    installations: Mapping[str, str]
 
 
 @attrs.frozen(kw_only=True)
@@ -221,7 +235,7 @@ class LaunchReady(Outcome):
     processes: tuple[ProcessIdentity, ...]
     usable: Usable
     canary: str | None = None
-    peak_bytes: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+    peak_bytes: Mapping[Domain, Bytes] = attrs.field(factory=dict)  # the most it held; empty: not to be told
 
 
 @attrs.frozen(kw_only=True)
@@ -458,7 +472,7 @@ class ControllerStarted(Event):
 EVENTS: tuple[type[Event], ...] = (
     DeployAsked, StartAsked, PreinitializeAsked, StopAsked, ParkAsked, DeleteAsked, DrainAsked,
     RevisionResolved, RevisionUnusable, StartVerified,
-    HostOnline, HostOffline, Observed,
+    HostOnline, ProfilesPublished, HostOffline, Observed,
     Spawned, LaunchReady, LaunchFailed, OrderLost, IdleGateEnded, Terminated, TerminateUnproven, Probed,
     ParkConfirmed, ParkRefused, WakeConfirmed, WakeFailed,
     EngineExited, LoadReported, EngineSilent, ReadyStored,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, leftovers, refusing, requests, residents, switching
+from capyctl.control import lanes, leftovers, peaks, refusing, requests, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -35,6 +35,7 @@ def online(book: Book, event: e.HostOnline) -> None:
         HostRow(policy=policy, boot_id=event.boot_id, draining=before.draining if before is not None else False)
     )
     book.online.add(host)
+    peaks.installed(book, host, event.installations)
     leftovers.prune_logs(book, host)
     for lane in _on(book, host):
         lanes.tell(book, lane, facts.HostReturned(now_ms=event.now_ms))
@@ -44,6 +45,12 @@ def _refused(event: e.HostOnline, short: Shortfall) -> Move:
     return Move(
         machine="host", lane=event.policy.name, was="limits", event="HostOnline", now=f"kept: {short.message()}"
     )
+
+
+def published(book: Book, event: e.ProfilesPublished) -> None:
+    """A host's engines are others than before: what was measured on those that are gone counts no more."""
+    peaks.installed(book, event.host, event.installations)
+    book.dirty = True
 
 
 def offline(book: Book, event: e.HostOffline) -> None:
@@ -79,6 +86,8 @@ def outcome(book: Book, event: e.Outcome) -> None:
         del book.looks[lane]
         _looked(book, lane, event)
         return
+    if isinstance(event, e.LaunchReady) and in_flight(row.machine) and row.run.token == event.token:
+        peaks.started(book, lane, event.peak_bytes)
     fact = _fact(book, event)
     if fact is not None:
         lanes.tell(book, lane, fact)

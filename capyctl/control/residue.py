@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 import attrs
 
+from capyctl.control import peaks
 from capyctl.control.book import Book
 from capyctl.control.records import InstanceRow
 from capyctl.fsm.proofs import Resident
 from capyctl.fsm.types import Bytes, Domain, Lane, Phase
-from capyctl.ledger import parked, settlement
-from capyctl.ledger.types import Plan
+from capyctl.ledger import estimates, parked, settlement
 
 
 def measured(book: Book, lane: Lane, resident: Mapping[Domain, Resident]) -> None:
@@ -28,9 +28,11 @@ def measured(book: Book, lane: Lane, resident: Mapping[Domain, Resident]) -> Non
     if row.plan is None or row.plan.provenance.get(Phase.PARKED) == "declared":
         return
     _note_growth(book, lane, row, resident)
-    for domain, sample in resident.items():
-        if sample.resident_bytes > book.ledger.held_by(lane.owner).at(Phase.PARKED).on(domain):
-            _charge(book, lane, domain, sample.resident_bytes)
+    left = {domain: sample.resident_bytes for domain, sample in resident.items()}
+    peaks.keep(book, lane, Phase.PARKED, left)
+    for domain, amount in left.items():
+        if amount > book.ledger.held_by(lane.owner).at(Phase.PARKED).on(domain):
+            _charge(book, lane, domain, amount)
 
 
 def _note_growth(book: Book, lane: Lane, row: InstanceRow, resident: Mapping[Domain, Resident]) -> None:
@@ -47,39 +49,21 @@ def _note_growth(book: Book, lane: Lane, row: InstanceRow, resident: Mapping[Dom
 
 
 def _charge(book: Book, lane: Lane, domain: Domain, amount: Bytes) -> None:
-    """Charge every instance of the same revision on the same host, and whoever comes after them, by the measurement."""
-    row = book.instances[lane]
-    host = row.run.placed_on
-    alike = [
-        other
-        for other, one in book.of(lane.deployment)
-        if one.revision == row.revision and one.run.host == host and book.ledger.holding(other.owner) is not None
-    ]
-    book.put_ledger(
-        settlement.remeasure(book.ledger, [other.owner for other in alike], domain, amount),
-        *(other.owner for other in alike),
-    )
-    for other in alike:
-        one = book.instances[other]
-        if one.plan is not None:
-            book.put_instance(other, attrs.evolve(one, plan=_with(one.plan, domain, amount)))
-    owner = book.deployments[lane.deployment]
-    if owner.state.revision == row.revision and host in owner.plans:
-        plans = {**owner.plans, host: _with(owner.plans[host], domain, amount)}
-        book.put_deployment(attrs.evolve(owner, plans=plans))
-
-
-def _with(plan: Plan, domain: Domain, amount: Bytes) -> Plan:
-    copy = settlement.with_bytes(plan.at(Phase.PARKED), domain, _between(plan, domain, amount))
-    return attrs.evolve(
-        plan,
-        phases={**plan.phases, Phase.PARKED: copy},
-        provenance={**plan.provenance, Phase.PARKED: "measured"},
-    )
-
-
-def _between(plan: Plan, domain: Domain, amount: Bytes) -> Bytes:
-    return settlement.clamp(amount, at_least=plan.at(Phase.PARKED).on(domain), at_most=plan.at(Phase.READY).on(domain))
+    """Charge every instance of the same revision on the same host by the measurement, each on its own cards."""
+    policy = book.ledger.hosts[book.instances[lane].run.placed_on]
+    ledger, moved = book.ledger, []
+    for other, one in peaks.alike(book, lane):
+        if one.plan is None:
+            continue
+        mine = (
+            {domain: amount}
+            if other == lane
+            else estimates.as_seen_by(one.plan, policy, Phase.PARKED, {domain: amount})
+        )
+        for its, bytes_ in mine.items():
+            ledger = settlement.remeasure(ledger, [other.owner], its, bytes_)
+        moved.append(other.owner)
+    book.put_ledger(ledger, *moved)
 
 
 def outgrown(book: Book, lane: Lane) -> bool:

@@ -21,7 +21,7 @@ from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
 from capyctl.fsm.types import Activation, DeploymentId, Domain, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, forecast, placement
+from capyctl.ledger import admission, asks, estimates, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import Nowhere
@@ -278,7 +278,8 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
     match verdict:
         case Proposal(ask=ask):
-            plan = attrs.evolve(owner.plans[ask.host], phases=ask.phases)  # on the card that was chosen
+            plan = estimates.laid_out(owner.plans[ask.host], book.hosts[ask.host].policy, ask.phases)
+            plan = attrs.evolve(plan, installation=book.installation(ask.host, owner.spec.profile))
             initialize = row.wish.initialize_ms if row.wish and row.wish.initialize_ms else plan.initialize_ms
             revision = owner.state.revision
             book.put_instance(

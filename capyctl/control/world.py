@@ -20,6 +20,7 @@ from capyctl.control import (
     measuring,
     operations,
     outward,
+    peaks,
     requests,
     schedule,
     switching,
@@ -166,6 +167,8 @@ def _route(book: Book, event: e.Event) -> None:
             _tick(book)
         case e.HostOnline():
             hosts.online(book, event)
+        case e.ProfilesPublished():
+            hosts.published(book, event)
         case e.HostOffline():
             hosts.offline(book, event)
         case e.RevisionResolved():
@@ -212,13 +215,16 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
     if again and event.digest == row.digest:
         return  # what is known of these files, parks included, stands
     settled = event.residency or row.spec.residency
+    plans = peaks.resolved(book, row, event.plans) if event.digest == row.digest else dict(event.plans)
     book.put_deployment(
         attrs.evolve(
             row,
-            spec=attrs.evolve(row.spec, residency=settled),
+            spec=attrs.evolve(
+                row.spec, residency=settled, residency_reason=event.residency_reason or row.spec.residency_reason
+            ),
             digest=event.digest,
             weight_bytes=event.weight_bytes,
-            plans=dict(event.plans),
+            plans=plans,
         )
     )
     fact = deployment.RevisionResolved(now_ms=event.now_ms, revision=event.revision, parks=settled.parks)

@@ -162,6 +162,16 @@ class Observer:
         """The domain that the machine's RAM is."""
         return self._ram
 
+    @property
+    def shared(self) -> bool:
+        """Whether a GPU without memory of its own uses the machine's RAM, which no process shows then."""
+        return self._ram in self._places.values()
+
+    async def available(self) -> Bytes:
+        """What the machine has available of its RAM now."""
+        seen = await trio.to_thread.run_sync(read_memory, self.proc, self.cgroups, limiter=SAMPLE_LIMITER)
+        return seen.available_bytes
+
     def _sample(self, owners: dict[str, tuple[ProcessIdentity, ...]]) -> dict[Domain, Observation]:
         seen_at = now_ms()
         memory = read_memory(self.proc, self.cgroups)
@@ -189,7 +199,7 @@ class Observer:
     def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis | None) -> Held:
         sampled_at = now_ms()
         held: dict[Domain, Bytes] = {}
-        if self._ram not in self._places.values():
+        if not self.shared:
             held[self._ram] = resident_bytes(processes, self.proc)
         if since_ms is None or self._cards.asked_at_ms >= since_ms:
             for domain, card in self._observed():

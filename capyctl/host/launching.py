@@ -16,21 +16,20 @@ import trio
 from capyctl.clock import now_ms
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.proofs import NeverLaunched, Usable
-from capyctl.fsm.types import Bytes, Domain, Incarnation, ProcessIdentity
-from capyctl.host import identity, process
-from capyctl.host.custody import Custody, in_thread, observe, unrecorded
+from capyctl.fsm.types import Incarnation
+from capyctl.host import process
+from capyctl.host.custody import Custody, observe, unrecorded
 from capyctl.host.devices import Observer
 from capyctl.host.engine import Engine, with_words
 from capyctl.host.ingress import Ingress
 from capyctl.host.journal import Journal, LaunchRecord
 from capyctl.host.launch import TRANSIENT, Launcher, SpawnFailed
 from capyctl.host.parking import Parking
+from capyctl.host.peaks import StartWatch
 from capyctl.host.ports import taken
 from capyctl.host.reports import ENDED_UNSEEN
 from capyctl.session import messages as m
 
-PEAK_EVERY_S = 0.2
-PEAKS_PER_GROUP = 5  # between two looks at who joined the engine's group: each reads all of /proc
 OVERSEE_FIRST_S = 0.1  # shared memory is among the first things that an engine makes, and some die soon after
 OVERSEE_STARTING_S = 2.0  # the pause doubles up to this
 HUNG_GRACE_S = 3.0  # between SIGTERM and SIGKILL of an engine that does nothing any more
@@ -78,6 +77,7 @@ class Launching:
                     return await self._never(command, error)
             if preparing.scope.cancelled_caught:
                 return await self._never(command, Refusal("lifecycle_conflict", "stopped before it was spawned"))
+            watch = await StartWatch.open(self.observer, self.custody)
             try:
                 engine = await self.launcher.spawn(command, prepared)
             except SpawnFailed as failed:
@@ -99,7 +99,7 @@ class Launching:
                 processes=engine.processes,
             )
         )
-        return await self._make_ready(command, engine)
+        return await self._make_ready(command, engine, watch)
 
     async def _resume(self, command: m.Launch, record: LaunchRecord) -> m.Result:
         """The same launch asked for again after a restart: go on where it stands, never spawn again."""
@@ -111,22 +111,12 @@ class Launching:
             return await self._never(command, Failure("launch_failed", "the host stopped before it was spawned"))
         return await self._absent_launch(command, record, ENDED_UNSEEN)
 
-    async def _make_ready(self, command: m.Launch, engine: Engine) -> m.Result:
-        """Readiness, ended by the deadline or by the engine's exit, whichever is first."""
+    async def _make_ready(self, command: m.Launch, engine: Engine, watch: StartWatch | None = None) -> m.Result:
+        """Readiness, ended by the deadline or by the engine's exit, whichever is first.
+
+        Without a `watch` from before its spawn nobody saw what the start needed, and nothing is said of it.
+        """
         outcome: Usable | CapyError | None = None
-        peak: dict[Domain, Bytes] = {}
-
-        async def sample(processes: tuple[ProcessIdentity, ...]) -> None:
-            held = await self.observer.held(processes, anew=False)
-            for domain, amount in held.bytes.items():
-                peak[domain] = max(peak.get(domain, Bytes(0)), amount)
-
-        async def sample_peak() -> None:
-            while True:
-                group = await in_thread(lambda: identity.with_roles(engine.api, engine.processes))
-                for _ in range(PEAKS_PER_GROUP):
-                    await sample(group)
-                    await trio.sleep(PEAK_EVERY_S)
 
         async def look_around(scope: trio.CancelScope) -> None:
             nonlocal outcome
@@ -147,7 +137,8 @@ class Launching:
         with trio.move_on_after(max(0.0, (command.deadline_ms - now_ms()) / 1000)) as window:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_at_exit, nursery.cancel_scope)
-                nursery.start_soon(sample_peak)
+                if watch is not None:
+                    nursery.start_soon(watch.run, engine)
                 nursery.start_soon(look_around, nursery.cancel_scope)
                 outcome = await engine.become_ready()
                 exposed = await self.custody.exposed(engine) if isinstance(outcome, Usable) else None
@@ -168,7 +159,7 @@ class Launching:
             return await self._clean_up(command, engine, outcome)
         await self.custody.record_group(engine)
         self.watch(engine)
-        await sample(engine.processes)
+        peak = {} if watch is None else await watch.close(engine)
         if engine.ended.is_set():  # from here on its end is news, and told by `Reports.follow`
             return await self._clean_up(
                 command, engine, Failure("launch_failed", f"{engine.story()} as it became ready")

@@ -56,7 +56,7 @@ def ask_start(*, owner: str, host: HostId, plan: Plan) -> Ask:
         host=host,
         phase=Phase.COLD,
         phases=dict(plan.phases),
-        whole_host=plan.provenance.get(Phase.COLD) == "whole_host",
+        whole_host=plan.whole_host,
     )
 
 

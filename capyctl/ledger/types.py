@@ -108,13 +108,23 @@ def peak(*allocations: Allocation) -> Allocation:
 
 
 @attrs.frozen(kw_only=True)
+class Measured:
+    """One figure of a plan that runs have shown since: the most that was seen, and what was planned before, bytes."""
+
+    seen_bytes: Bytes
+    planned_bytes: Bytes
+
+
+@attrs.frozen(kw_only=True)
 class Plan:
     """What one revision needs on one host, resolved once and frozen (memory 5, 9).
 
-    `provenance` is per phase: derived, declared, measured or whole_host. `context_reason` says why a
-    fitted context is what it is; None when the document stated it. `pools` is what the engine is told of its
-    memory, bytes and counts: `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`, `static`;
-    what is not there is the engine's own to decide.
+    `provenance` is per phase: derived, declared, placeholder or whole_host. What was measured since is in `measured`,
+    by phase and domain, and in the figures of `phases` already; `installation` is what it was measured on (see
+    `estimates`). `stated`: a `resources` block says every figure. `context_reason` says why a fitted context is what
+    it is; None when the document stated it. `pools` is what the engine is told of its memory, bytes and counts:
+    `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`, `static`; what is not there is the engine's
+    own to decide.
     """
 
     phases: Mapping[Phase, Allocation]
@@ -126,7 +136,15 @@ class Plan:
     slots: int = 4
     facts: Mapping[str, str] = attrs.field(factory=dict)  # shown in status, never decided on
     pools: Mapping[str, int] = attrs.field(factory=dict)
+    stated: bool = False
+    measured: Mapping[Phase, Mapping[Domain, Measured]] = attrs.field(factory=dict)
+    installation: str | None = None
 
     def at(self, phase: Phase) -> Allocation:
         """The allocation of `phase`; NONE needs nothing."""
         return self.phases.get(phase, Allocation())
+
+    @property
+    def whole_host(self) -> bool:
+        """Nobody can size its first start, and none was measured yet: it takes the whole host (memory 14)."""
+        return self.provenance.get(Phase.COLD) == "whole_host" and not self.measured.get(Phase.COLD)

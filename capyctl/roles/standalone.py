@@ -45,7 +45,7 @@ from capyctl.server.control_socket import ControlSocket
 from capyctl.server.deploy import Allowed
 from capyctl.server.desk import Desk
 from capyctl.server.driver import Driver
-from capyctl.server.hosts import HostLinks, listener
+from capyctl.server.hosts import HostLinks, installations, listener
 from capyctl.server.keys import KeyRing
 from capyctl.server.listener import serve_management
 from capyctl.server.lock import held

@@ -10,7 +10,7 @@ Source: api 7.6-7.9; lifecycle 17.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol, TypedDict
 
 import attrs
@@ -337,8 +337,17 @@ class HostLinks:
                 return events.EngineSilent(incarnation=report.incarnation, reason=report.reason, now_ms=now_ms)
             case m.Domains():
                 return events.Observed(host=report.host, domains=report.domains, now_ms=now_ms)
+            case m.ProfilesChanged():
+                return events.ProfilesPublished(
+                    host=report.host, installations=installations(report.profiles), now_ms=now_ms
+                )
             case _:
                 return None
+
+
+def installations(profiles: Iterable[m.Profile]) -> dict[str, str]:
+    """What each profile runs: another build, or another place, is another installation."""
+    return {profile.name: f"{profile.fingerprint} {profile.executable}" for profile in profiles}
 
 
 def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable[[m.Report], None]:

@@ -24,6 +24,7 @@ EVENTS: Final[Mapping[type[events.Event], str]] = {
     events.RevisionUnusable: "revision_unusable",
     events.StartVerified: "start_verified",
     events.HostOnline: "host_online",
+    events.ProfilesPublished: "profiles_published",
     events.HostOffline: "host_offline",
     events.Observed: "observed",
     events.Spawned: "spawned",

@@ -17,7 +17,7 @@ from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.switch import Released
 from capyctl.fsm.types import Activation, Bytes, DeploymentId, Lane, Millis, OperationId, Phase, Residency, StopKind
 from capyctl.ledger.parked import growth_bytes, may_be_left
-from capyctl.ledger.types import Allocation, Plan
+from capyctl.ledger.types import Allocation, Measured, Plan
 
 DEEP = Model(name="a", traits=VLLM, residency=Residency.DEEP, ready_gib=4, cold_gib=4, parked_gib=0.5)
 WIDE = (policy("h1", capacity=40, managed=30, parked=8, max_parked=4),)
@@ -84,7 +84,7 @@ def test_what_a_park_leaves_is_charged_from_then_on_to_every_instance_of_the_rev
         held = here.world.book.ledger.held_by(Lane(a, index).owner)
         assert (held.phase, held.on(RAM)) == (Phase.PARKED, gib(0.75))
         row = here.lane(a, index)
-        assert row.plan.provenance[Phase.PARKED] == "measured"
+        assert row.plan.measured[Phase.PARKED][RAM] == Measured(seen_bytes=gib(0.75), planned_bytes=gib(0.5))
     found = here.world.book.deployments[a].plans
     assert {one.at(Phase.PARKED).on(RAM) for one in found.values()} == {gib(0.75)}
     here.stop(a)

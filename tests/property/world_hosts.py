@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import world_router
 from world_values import RAM, Engine, Host, gib
 
@@ -98,7 +99,7 @@ def spawn(shell: Shell, host: Host, order: o.Launch) -> None:
             if shell.faults.hits("answer_twice"):
                 shell.later(shell.between(0, 90_000), lambda: shell.tell(told), mortal=True)
     takes = shell.between(model.load_ms // 2, model.load_ms * 3 // 2)
-    shell.later(takes // 2, lambda: hold(shell, engine, order.plan.at(Phase.COLD)))
+    shell.later(takes // 2, lambda: hold(shell, engine, at_most(order.plan.at(Phase.COLD), model.peak_gib)))
     if shell.faults.hits("exit_early"):
         shell.later(takes * 3 // 4, lambda: launch_ended(shell, engine, "launch_failed", "it exited with status 1"))
     elif shell.faults.hits("load_stuck"):
@@ -113,6 +114,13 @@ def hold(shell: Shell, engine: Engine, allocation: Allocation) -> None:
     if engine.alive:
         engine.held_bytes = allocation.on(RAM)
         shell.assert_charged(engine)
+
+
+def at_most(allocation: Allocation, peak_gib: float | None) -> Allocation:
+    """What a start holds of what it is charged."""
+    if peak_gib is None:
+        return allocation
+    return attrs.evolve(allocation, bytes={RAM: min(allocation.on(RAM), gib(peak_gib))})
 
 
 def launch_ended(shell: Shell, engine: Engine, code: str, reason: str) -> None:
@@ -131,13 +139,15 @@ def launch_ended(shell: Shell, engine: Engine, code: str, reason: str) -> None:
 def loaded(shell: Shell, engine: Engine, order: o.Launch) -> None:
     if not engine.alive or engine.state != "loading":
         return
-    engine.state = "ready"
+    engine.state, most = "ready", engine.held_bytes
     hold(shell, engine, order.plan.at(Phase.READY))
     if engine.launch is not None and not engine.ending:
         engine.launch = None
         usable = usable_now(shell, engine)
         canary = "42" if engine.model.traits.parks else None
-        shell.answer(order, e.LaunchReady, processes=engine.processes, usable=usable, canary=canary)
+        alone = not any(other.moving or other.state == "loading" for other in engine.host.engines.values())
+        seen = {RAM: max(most, engine.held_bytes)} if alone else {}
+        shell.answer(order, e.LaunchReady, processes=engine.processes, usable=usable, canary=canary, peak_bytes=seen)
     if shell.faults.hits("crash_soon"):
         shell.later(shell.between(0, 50_000), lambda: die(shell, engine))
     elif shell.faults.hits("crash_late"):

@@ -94,6 +94,7 @@ class Model:
     max_per_host: int | None = None
     ready_gib: float = 3.0
     cold_gib: float = 3.25
+    peak_gib: float | None = None  # what a start really holds at most; None: what it is charged
     parked_gib: float = 0.5
     residue_gib: float | None = None  # what a park really leaves; None: what it is charged
     residue_grows_gib: float = 0.0  # by so much with each park of a launch
