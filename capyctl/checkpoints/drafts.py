@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from capyctl.checkpoints.arguments import said
 from capyctl.checkpoints.directory import Listing, list_files, resolve_model
-from capyctl.checkpoints.sizing_tensors import said
 from capyctl.checkpoints.tensor_facts import tensor_facts
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.model_source import Local

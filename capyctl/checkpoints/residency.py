@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import (
     HOST_OVERHEAD_BYTES,
-    Machine,
     check_fits,
     declared_phases,
     host_copy_bytes,
-    machine_of,
     states_parking,
 )
-from capyctl.checkpoints.sizing import weights_of
+from capyctl.checkpoints.sizing_tensors import rank_weights
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Residency
@@ -42,24 +41,50 @@ def settle(
         return Residency.RESTART_ONLY
     declared = document.residency is not None
     why = wakes_wrong(facts, family)
-    if why is not None:
-        if not declared:
-            return Residency.RESTART_ONLY
+    if why is not None and declared:
         raise Refusal(
             "capability_missing:deep_park",
             f"{document.name}: residency: {provisional.value}: {why}. Use residency: restart_only",
         )
     machine = machine_of(document, policy)
-    copy = host_copy_bytes(weights_of(facts), Residency.HOST_BACKED)
+    copy = host_copy_bytes(rank_weights(facts, document, family), Residency.HOST_BACKED) * len(machine.domains)
     if declared:
         if provisional is Residency.HOST_BACKED:
             check_host_backed(document, machine, policy.name, copy)
         return provisional
-    if not states_parking(document):
-        return Residency.RESTART_ONLY  # its resources say nothing of a parked engine
-    if not machine.has_gpu:
-        return Residency.RESTART_ONLY  # the engines' sleep modes are for GPUs: they refuse to start with them
+    if _keeps_from_parking(facts, document, machine, policy.name, family) is not None:
+        return Residency.RESTART_ONLY
     return Residency.HOST_BACKED if machine.card and copy + HOST_OVERHEAD_BYTES <= room(machine) else Residency.DEEP
+
+
+def reason(
+    facts: Mapping[str, Any], document: Deployment, policy: HostPolicy, *, family: str, settled: Residency
+) -> str:
+    """Why a deployment that its document and its profile let park is held in that tier, in one line for people."""
+    if document.residency is not None:
+        return "the document states it"
+    machine = machine_of(document, policy)
+    if settled is Residency.RESTART_ONLY:
+        return _keeps_from_parking(facts, document, machine, policy.name, family) or "another host cannot park it"
+    if not machine.card:
+        return f"{policy.name} has one memory for GPU and CPU: a copy of the weights would free nothing"
+    may = f"{gib(room(machine))} may be parked in {machine.system or 'the RAM'} of {policy.name}"
+    if settled is Residency.HOST_BACKED:
+        return f"a copy of the weights fits: {may}"
+    return f"a copy of the weights does not fit, or not on every host: {may}"
+
+
+def _keeps_from_parking(
+    facts: Mapping[str, Any], document: Deployment, machine: Machine, host: str, family: str
+) -> str | None:
+    """What keeps a deployment without a stated residency from parking on one host, or None."""
+    if (why := wakes_wrong(facts, family)) is not None:
+        return why
+    if not states_parking(document):
+        return "resources do not state parking, parked and wake"
+    if not machine.has_gpu:
+        return f"{host} has no GPU, and the engine refuses to start with a sleep mode there"
+    return None
 
 
 def check_unmeasured(document: Deployment, policy: HostPolicy, *, provisional: Residency) -> None:

@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from capyctl.checkpoints import sizing_llamacpp, sizing_tensors
-from capyctl.checkpoints.phases import (
-    Machine,
-    Needs,
-    check_fits,
-    declared_phases,
-    derived_phases,
-    limits,
-    machine_of,
-)
+from capyctl.checkpoints.machines import Machine, machine_of
+from capyctl.checkpoints.phases import Needs, check_fits, declared_phases, derived_phases
+from capyctl.checkpoints.time_limits import limits
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Phase, Residency
 from capyctl.ledger.types import Allocation, HostPolicy, Plan
 
+SPLIT = ("vllm", "sglang")
+"""Families whose engines spread one model over several cards of a machine."""
 ROUTER_BOUND = 32
 """Requests that run at once on one instance of an engine whose own limit is not known."""
 
@@ -50,21 +46,24 @@ def derive_plan(
       derived and is not stated, `insufficient_resources` or `insufficient_device_memory` when it can never
       fit this host, `invalid_config` for a context above the trained one, `missing_system_allocation`.
     """
+    if document.topology.ranks > 1 and family not in SPLIT:
+        raise Refusal("multi_gpu_unsupported", f"{document.name}: {family} runs on one device here; leave topology out")
     machine = machine_of(document, policy)
     weights = weights_of(facts)
     if document.resources is not None:
         phases = declared_phases(document, policy, machine, residency)
         provenance: dict[Phase, str] = dict.fromkeys(phases, "declared")
-        needs = _beside_resources(facts, document, machine, family, phases)
+        needs = _beside_resources(facts, document, machine, family, phases[Phase.READY])
     else:
         needs = _needs(facts, document, machine, family, residency)
-        phases, provenance = derived_phases(needs, machine, residency, weights)
+        phases, provenance = derived_phases(needs, machine, residency)
     check_fits(phases, provenance, policy, document.name)
     built = bool(facts.get("kernels_built"))
     initialize, wake = limits(document, weights, request_deadline_ms, family=family, built=built)
     return Plan(
         phases=phases,
         provenance=provenance,
+        stated=document.resources is not None,
         initialize_ms=initialize,
         wake_ms=wake,
         context_tokens=needs.context,
@@ -76,7 +75,7 @@ def derive_plan(
 
 
 def weights_of(facts: Mapping[str, Any]) -> int:
-    """W: the weight files, a drafter's included."""
+    """W: the weight files, a drafter's included. Time limits are of the whole, whatever a rank holds."""
     draft = facts.get("draft") or {}
     return int(facts["weight_bytes"]) + int(draft.get("weight_bytes", 0))
 
@@ -98,11 +97,11 @@ def _beside_resources(
     document: Deployment,
     machine: Machine,
     family: str,
-    phases: Mapping[Phase, Allocation],
+    ready: Allocation,
 ) -> Needs:
     """Context, slots and pools of a document that states its own sums."""
     if family == "custom":  # its program knows; nobody tells it a context, nor asks it for one
-        held = phases[Phase.READY].on(machine.domain)
+        held = ready.on(machine.domain)
         return Needs(
             request=held,
             startup=held,
@@ -110,12 +109,13 @@ def _beside_resources(
             context=0,
             reason=None,
             slots=ROUTER_BOUND,
+            weights=weights_of(facts),
             declared_request=True,
             declared_startup=True,
         )
     if family == "llamacpp":
-        return sizing_llamacpp.beside_resources(facts, document, machine, phases[Phase.READY])
-    return sizing_tensors.beside_resources(facts, document, machine, phases[Phase.READY], family)
+        return sizing_llamacpp.beside_resources(facts, document, machine, ready)
+    return sizing_tensors.beside_resources(facts, document, machine, ready, family)
 
 
 def _shown(facts: Mapping[str, Any], machine: Machine, weights: int, needs: Needs, family: str) -> dict[str, str]:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from capyctl.checkpoints import kv_cache
-from capyctl.checkpoints.phases import GIB, MIB, Machine, Needs
+from capyctl.checkpoints.arguments import arguments
+from capyctl.checkpoints.machines import GIB, MIB, Machine
+from capyctl.checkpoints.phases import Needs
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.ledger.types import Allocation
@@ -65,54 +67,78 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine) -> N
         context=context,
         reason=reason,
         slots=slots,
+        weights=weights,
         declared_request=memory.request is not None,
         declared_startup=memory.startup is not None,
     )
 
 
 def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Machine, ready: Allocation) -> Needs:
-    """Context and slots beside a `resources` block, which states the operator's own sums."""
+    """Context and slots beside a `resources` block: its ready phase is a cap, the GPU's context included.
+
+    Raises: Refusal `checkpoint_unusable` when that leaves no cache, or less than is stated for it.
+    """
     slots = document.engine_config.max_concurrent_requests or DEFAULT_SLOTS
     weights = int(facts["weight_bytes"])
-    left = sum(ready.bytes.values()) - weights - margin(machine, weights)
-    context, reason = _context_beside_resources(facts, document, slots, left)
+    per_token, why = _per_token(facts, document)
+    declared = _declared_context(facts, document, slots)
+    # Layers that are kept off the card are in RAM: there the sums cannot be told apart.
+    whole = per_token is not None or not machine.card
+    held = ready.on(machine.domain) if whole else sum(ready.bytes.values())
+    words = f"the ready phase of resources, {gib(held)}"
+    if machine.context_bytes:
+        words += f" with {gib(machine.context_bytes)} of it for the GPU's context"
+    budget = _within(
+        held - machine.context_bytes, words, document, machine, weights, stated_context=declared is not None
+    )
+    context, reason = _fit(facts, declared, slots, per_token, budget, why)
     return Needs(
-        request=0,
-        startup=0,
+        request=held,
+        startup=held,
         cache=None,
         context=context,
         reason=reason,
         slots=slots,
+        weights=weights,
         declared_request=True,
         declared_startup=True,
     )
 
 
-def _context_beside_resources(
-    facts: Mapping[str, Any], document: Deployment, slots: int, left: int
-) -> tuple[int, str | None]:
-    declared = _declared_context(facts, document, slots)
-    per_token, why = _per_token(facts, document)
-    stated = document.engine_config.memory.kv_cache
-    budget = stated.bytes if stated is not None else left
-    if declared is None and budget <= 0:
+def _within(
+    total: int, words: str, document: Deployment, machine: Machine, weights: int, *, stated_context: bool = False
+) -> int:
+    """Bytes that the cache may take inside the operator's own sum.
+
+    With a stated cache, or a stated context, which states it as well, nothing else comes out of the sum but the
+    weights, scaled on a card.
+    """
+    asked = document.engine_config.memory.kv_cache
+    scaled = machine.card or (asked is None and not stated_context)
+    overhead = margin(machine, weights) if scaled else 0
+    left = total - weights - overhead
+    details = {"weight_bytes": weights, "margin_bytes": overhead, "left_bytes": max(left, 0)}
+    beside = f"{gib(weights)} of weights" + (f" and {gib(overhead)} of margin" if overhead else "")
+    if asked is not None and asked.bytes > left:
         raise Refusal(
             "checkpoint_unusable",
-            f"the ready phase of resources leaves no KV cache beside the weights of {document.name}",
+            f"engine_config.memory.kv_cache of {gib(asked.bytes)} does not fit into {words}, beside {beside}. "
+            "Lower it, or raise the other",
+            details=details,
         )
-    if declared is not None and stated is None:
-        return declared, None  # resources are the operator's own sums
-    return _fit(facts, declared, slots, per_token, budget, why)
-
-
-def _arguments(facts: Mapping[str, Any], document: Deployment) -> list[str]:
-    return [*map(str, facts.get("host_args") or ()), *document.engine_config.extra_args]
+    if left <= 0:
+        raise Refusal(
+            "checkpoint_unusable",
+            f"{words}, leaves no KV cache beside {beside}. Raise it, or choose a smaller model",
+            details=details,
+        )
+    return asked.bytes if asked is not None else left
 
 
 def _per_token(facts: Mapping[str, Any], document: Deployment) -> tuple[int | None, str | None]:
     """Cache bytes per token and slot, or None and why not."""
     config = document.engine_config
-    args = _arguments(facts, document)
+    args = arguments(facts, document)
     gpu_layers = config.llamacpp.n_gpu_layers if config.llamacpp is not None else "all"
     cache_type = config.kv_cache_dtype or kv_cache.DEFAULT_TYPE
     flash = kv_cache.flash_attention_on(cache_type, args)
@@ -127,18 +153,12 @@ def _budget(
 ) -> tuple[int, int | None]:
     """(bytes that the context may be fitted to, bytes to charge when they are stated)."""
     memory = document.engine_config.memory
+    if memory.request is not None:
+        words = f"engine_config.memory.request of {gib(memory.request.bytes)}"
+        left = _within(memory.request.bytes, words, document, machine, weights)
+        return left, left
     if memory.kv_cache is not None:
         return memory.kv_cache.bytes, memory.kv_cache.bytes
-    if memory.request is not None:
-        left = memory.request.bytes - weights - margin(machine, weights)
-        if left <= 0:
-            raise Refusal(
-                "checkpoint_unusable",
-                f"engine_config.memory.request of {gib(memory.request.bytes)} leaves no KV cache beside "
-                f"{gib(weights)} of weights and {gib(margin(machine, weights))} of margin",
-                details={"weight_bytes": weights, "margin_bytes": margin(machine, weights)},
-            )
-        return left, left
     if declared is not None and per_token is not None:
         return slots * kv_cache.pad(declared) * per_token, None
     return machine.default_kv_bytes, None

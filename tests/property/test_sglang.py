@@ -184,6 +184,9 @@ def test_fields_of_the_document_become_options() -> None:
     ):
         assert value(argv, option) == wanted, option
     assert "--language-model-only" in argv
+    larger = deployment({"sglang": {"max_total_tokens": 20_000}})
+    assert value(rendered(larger), "--max-total-tokens") == "9000"  # what is charged holds no more
+    assert value(rendered(larger, pools={}), "--max-total-tokens") == "20000"
     assert "--disable-cuda-graph" in rendered(deployment(config), version="0.5.21")
 
 
@@ -204,6 +207,11 @@ def test_the_fraction_is_of_what_is_free_when_the_engine_starts() -> None:
     assert fraction(facts()) == "0.3000"
     assert fraction(facts(available={"gpu0": 12 * GIB})) == "0.5000"
     assert fraction(facts(available={"gpu0": 5 * GIB})) == "0.9999"
+    beside = {**facts().pools, "context": 2 * GIB}
+    assert fraction(facts(available={"gpu0": 14 * GIB}, pools=beside)) == "0.5000"  # of what its context leaves
+    assert (
+        fraction(facts(available={"gpu0": 12 * GIB}, ready={"gpu0": 8 * GIB}, pools={"context": 2 * GIB})) == "0.6000"
+    )
     pool = {"available": {"unified": 100 * GIB}, "ready": {"unified": 40 * GIB}}
     assert fraction(facts(**pool)) == "0.0600"
     assert fraction(facts(**pool, pools={})) == "0.4000"

@@ -5,6 +5,7 @@ Source: engines 4.1, 7.1-7.4; memory 5.11.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -66,7 +67,7 @@ def _block(launch: Launch) -> list[str]:
         *("--tokenizer-worker-num", "1"),
     ]
     for option, value in (
-        ("--max-total-tokens", own.max_total_tokens or pools.get("kv_tokens")),
+        ("--max-total-tokens", _total_tokens(own, pools)),
         ("--max-running-requests", pools.get("running") or config.max_concurrent_requests),
         ("--context-length", facts.context_tokens or None),
         ("--chunked-prefill-size", own.chunked_prefill_size),
@@ -90,6 +91,11 @@ def _block(launch: Launch) -> list[str]:
     return block + _parsers(launch)
 
 
+def _total_tokens(own: Sglang, pools: Mapping[str, int]) -> int | None:
+    """The smaller of what the document says and what the cache holds: never more than is charged."""
+    return min((number for number in (own.max_total_tokens, pools.get("kv_tokens")) if number), default=None)
+
+
 def _without_graphs(version: str) -> list[str]:
     if release(version) < _GRAPH_BACKENDS_SINCE:
         return ["--disable-cuda-graph"]
@@ -111,21 +117,24 @@ def _memory_saver(launch: Launch) -> list[str]:
 def fraction(facts: LaunchFacts) -> str:
     """The share of what is free before it loads that SGLang may set aside, with four decimals.
 
-    The engine takes its share of the memory that is free when it starts, not of all there is.
+    The engine takes its share of the memory that is free when it starts, not of all there is: on a card of what is
+    left beside its own context, so that the pool and that context together stay inside the charge.
     Raises: Refusal `insufficient_device_memory` or `insufficient_memory` when nothing is free that could be stated.
     """
     cards = sorted(name for name, amount in facts.ready.items() if name.startswith("gpu") and amount)
     shares: list[int] = []
     for domain in cards or [UNIFIED]:
-        pool = facts.pools.get("static") or facts.ready.get(domain, 0)
+        context = facts.pools.get("context", 0)
+        pool = facts.pools.get("static") or facts.ready.get(domain, 0) - context
         free = facts.available.get(domain) or facts.capacity.get(domain, 0)
-        if free <= 0 or pool <= 0:
+        base = free - context if cards else free
+        if base <= 0 or pool <= 0:
             code = "insufficient_device_memory" if cards else "insufficient_memory"
             short = (
                 f"{format_size(free)} of {domain} is free, and SGLang is told a share of it; stop what holds the rest"
             )
             raise Refusal(code, short)
-        shares.append(min(_STEPS - 1, max(1, pool * _STEPS // free)))
+        shares.append(min(_STEPS - 1, max(1, pool * _STEPS // base)))
     return f"{min(shares) / _STEPS:.4f}"
 
 
