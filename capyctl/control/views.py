@@ -76,6 +76,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "routes": list(spec.routes),
         "api": spec.api,
         "residency": spec.residency.value,
+        "residency_reason": spec.residency_reason or None,
         "activation": spec.activation.value,
         "warm": spec.warm,
         "profile": spec.profile,
@@ -226,8 +227,8 @@ def _parked(book: Book, lane: Lane, one: InstanceRow) -> Json | None:
 
 def _last_error(row: DeploymentRow, one: InstanceRow) -> Json | None:
     """What went wrong last, while it still matters: the run's own problem, else the checkpoint's."""
-    if one.gate_open:
-        return None
+    if one.gate_open and (one.run.last_error is None or one.run.last_error.code != "wake_mismatch"):
+        return None  # what it serves says that it is over; that a copy woke wrongly stays to be known
     if one.run.last_error is not None:
         return {"code": one.run.last_error.code, "message": one.run.last_error.reason}
     if row.state.gate in BARRED and not one.has_launch:
@@ -301,10 +302,14 @@ def _actions(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> l
         {
             "action": "park",
             "allowed": parks and ready,
-            "reason": None if parks else "its residency is restart_only",
+            "reason": None if parks else f"its residency is restart_only{_because(row)}",
         },
         {"action": "delete", "allowed": not live, "reason": "it is not stopped; use --stop" if live else None},
     ]
+
+
+def _because(row: DeploymentRow) -> str:
+    return f": {row.spec.residency_reason}" if row.spec.residency_reason else ""
 
 
 # --- operations, hosts, load, snapshot ----------------------------------------------------------------
