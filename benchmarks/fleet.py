@@ -34,8 +34,8 @@ from capyctl.fsm.types import (
     Residency,
     SwitchId,
 )
+from capyctl.ledger.cards import on_cards
 from capyctl.ledger.charges import Holding
-from capyctl.ledger.placement import on_card
 from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Observation, Plan
 
 GIB = 1 << 30
@@ -122,7 +122,7 @@ class Fleet:
             lane = Lane(identity, 0)
             if serves:
                 card = Domain(f"gpu{number % PER_HOST % CARDS}")
-                moved = on_card(plans[gib], policy(hosts[home]), card)
+                moved = on_cards(plans[gib], policy(hosts[home]), (card,))
                 records += pattern.serving(lane, hosts[home], moved)
                 here.serving.append(Incarnation(lane, pattern.generation))
             else:

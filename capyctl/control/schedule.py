@@ -7,6 +7,7 @@ repeats until nothing moves; that it ends is invariant 71.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import attrs
 
@@ -21,7 +22,7 @@ from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
 from capyctl.fsm.types import Activation, DeploymentId, Domain, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, estimates, forecast, placement
+from capyctl.ledger import admission, asks, cards, estimates, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import Nowhere
@@ -330,7 +331,7 @@ def _stands(known: tuple[object, ...] | None, grounds: tuple[object, ...]) -> bo
     return known is not None and len(known) == len(grounds) and all(map(operator.is_, known, grounds))
 
 
-def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[Ask, ...]:
+def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> placement.Tries:
     """The starts to try on these hosts, best first; only the switch's host while a switch makes room for it."""
     owner = book.deployments[lane.deployment]
     if row.wish is not None and row.wish.host is not None:
@@ -346,7 +347,7 @@ def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tup
             instances=counts.get(host, 0),
             cards=_cards(book, owner, host),
             previous=host == row.last_host,
-            last_card=_last_card(book, row, host),
+            last_cards=_last_cards(book, row, host),
         )
         for host in hosts
     ]
@@ -354,20 +355,20 @@ def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tup
 
 
 def _cards(book: Book, owner: DeploymentRow, host: HostId) -> tuple[Domain, ...]:
-    """The cards of a host that may be taken instead of the one that the plan names; none where there is no choice."""
-    policy = book.hosts[host].policy
-    cards = tuple(name for name, limits in policy.domains.items() if limits.kind is DomainKind.DEVICE)
-    on_a_card = any(name in cards for name in owner.plans[host].at(Phase.COLD).bytes)
-    return cards if on_a_card and len(cards) > 1 and not owner.spec.devices else ()
+    """The cards of a host that may be taken instead of those that the plan names; none where there is no choice."""
+    policy, named = book.hosts[host].policy, owner.spec.devices
+    ranks = len(cards.cards_of(owner.plans[host], policy))
+    mine = tuple(
+        name
+        for name, limits in policy.domains.items()
+        if limits.kind is DomainKind.DEVICE and (not named or limits.device in named)
+    )
+    return mine if ranks > 1 or (ranks == 1 and len(mine) > 1) else ()
 
 
-def _last_card(book: Book, row: InstanceRow, host: HostId) -> Domain | None:
-    """The card of the run before on this host, which keeps it when it fits."""
-    if row.plan is None or row.last_host != host:
-        return None
-    domains = book.hosts[host].policy.domains
-    used = (name for name in row.plan.at(Phase.COLD).bytes if name in domains)
-    return next((name for name in used if domains[name].kind is DomainKind.DEVICE), None)
+def _last_cards(book: Book, row: InstanceRow, host: HostId) -> tuple[Domain, ...]:
+    """The cards of the run before on this host, which keeps them when it fits."""
+    return cards.cards_of(row.plan, book.hosts[host].policy) if row.plan is not None and row.last_host == host else ()
 
 
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:
@@ -409,7 +410,7 @@ def _switches(book: Book) -> None:
     switching.begin(book, _steps)
 
 
-def _steps(book: Book, lane: Lane) -> tuple[Ask, ...]:
+def _steps(book: Book, lane: Lane) -> Sequence[Ask]:
     """The steps that would let this lane serve: its wake where it is parked, else its starts, best host first."""
     row = book.instances[lane]
     if row.phase is ResidencyPhase.WAKE_PLANNED:

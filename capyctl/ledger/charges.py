@@ -180,9 +180,7 @@ class Ledger:
 
     def room(self, host: HostId, domain: Domain, *, but: str | None = None) -> int:
         """Bytes that may still be charged on a domain; negative while it is charged past its limits."""
-        limits = self.hosts[host].domains[domain]
-        most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
-        return most - self.charged(host, domain, but=but)
+        return self.hosts[host].domains[domain].most_bytes - self.charged(host, domain, but=but)
 
     # --- writing: for this room's modules only ------------------------------------------------------
 

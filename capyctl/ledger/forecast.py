@@ -122,8 +122,12 @@ def gate(ledger: Ledger, ask: Ask, seen: Seen, now_ms: Millis) -> Proposal | Hol
 
 def loading(ledger: Ledger, ask: Ask) -> tuple[str, ...]:
     """Other owners on the ask's host that are on their way to READY."""
-    rows = ledger.on(ask.host, but=ask.owner)
-    return tuple(sorted(owner for owner, held in rows if held.phase in LOADING and not held.uncertain))
+    return tuple(sorted(owner for owner, held in ledger.on(ask.host, but=ask.owner) if loads(held)))
+
+
+def loads(held: Holding) -> bool:
+    """it is on its way to READY"""
+    return held.phase in LOADING and not held.uncertain
 
 
 def fits_later(ledger: Ledger, ask: Ask, seen: Seen, now_ms: Millis) -> bool:

@@ -7,19 +7,21 @@ before. Source: memory 11, 13; lifecycle 23, invariant 16.
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import attrs
 
 from capyctl.errors import check
 from capyctl.fsm.types import Domain, HostId, Millis, Phase
-from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_start, charge_of
+from capyctl.ledger.admission import judge
+from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_start
+from capyctl.ledger.cards import card_index, cards_of, on_cards, sets
 from capyctl.ledger.charges import Ledger
-from capyctl.ledger.forecast import Hold, gate
+from capyctl.ledger.forecast import Hold, gate, loads
 from capyctl.ledger.shortfall import Names, Shortfall
-from capyctl.ledger.types import Allocation, Claim, DomainKind, HostPolicy, Plan
+from capyctl.ledger.types import Plan
 
 
 class Strategy(enum.Enum):
@@ -33,8 +35,8 @@ class Strategy(enum.Enum):
 class Seat:
     """One allowed host of a deployment.
 
-    `cards`: card domains that it may use there instead of the one that the plan names; empty when a device was
-    named, or where there is no choice. `last_card` and `previous` are of the stopped instance's last run.
+    `cards`: card domains that it may use there instead of those that the plan names; empty when devices were named,
+    or where there is no choice. `last_cards` and `previous` are of the stopped instance's last run.
     """
 
     host: HostId
@@ -42,7 +44,7 @@ class Seat:
     instances: int = 0  # of this deployment, on this host, this one left out
     cards: tuple[Domain, ...] = ()
     previous: bool = False
-    last_card: Domain | None = None
+    last_cards: tuple[Domain, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +75,51 @@ class Nowhere:
         return {"hosts": [{"code": short.code, **short.details()} for short in self.shortfalls]}
 
 
+@attrs.frozen
+class Spot:
+    """One way to start on one host: the cards that it would take, and what would be left there then.
+
+    `cards` empty: as the plan says. `left_bytes`: the least that is left on any of its cards, or of RAM where it has
+    none; negative if it does not fit. `fits`: the sums allow it, on every domain.
+    """
+
+    seat: Seat
+    cards: tuple[Domain, ...]
+    left_bytes: int
+    fits: bool
+
+
+@attrs.frozen
+class Tries(Sequence[Ask]):
+    """The starts to try, best first. Each is made when it is asked for: most never are."""
+
+    ledger: Ledger
+    owner: str
+    spots: tuple[Spot, ...]
+
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """The hosts, best first."""
+        return tuple(dict.fromkeys(spot.seat.host for spot in self.spots))
+
+    @overload
+    def __getitem__(self, index: int) -> Ask: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Tries: ...
+
+    def __getitem__(self, index: int | slice) -> Ask | Tries:
+        if isinstance(index, slice):
+            return attrs.evolve(self, spots=self.spots[index])
+        spot = self.spots[index]
+        seat = spot.seat
+        plan = on_cards(seat.plan, self.ledger.hosts[seat.host], spot.cards) if spot.cards else seat.plan
+        return ask_start(owner=self.owner, host=seat.host, plan=plan)
+
+    def __len__(self) -> int:
+        return len(self.spots)
+
+
 def candidates(
     ledger: Ledger,
     owner: str,
@@ -80,14 +127,20 @@ def candidates(
     *,
     strategy: Strategy = Strategy.SPREAD,
     max_per_host: int | None = None,
-) -> tuple[Ask, ...]:
+) -> Tries:
     """The starts to try, best first: hosts by strategy, and on each host its cards.
 
-    Seats at `max_per_host`, and hosts without limits, are left out. Nothing is judged here.
+    Seats at `max_per_host`, hosts without limits, and hosts that have too few equal cards are left out. Nothing is
+    judged here but by sums that are known.
     """
-    open_seats = [seat for seat in seats if has_a_place(seat, max_per_host) and seat.host in ledger.hosts]
-    ranked = sorted(open_seats, key=lambda seat: _rank(ledger, owner, seat, strategy))
-    return tuple(ask for seat in ranked for ask in _on_host(ledger, owner, seat))
+    ranked = []
+    for seat in seats:
+        if has_a_place(seat, max_per_host) and seat.host in ledger.hosts:
+            spots = _spots(ledger, seat)
+            if spots:
+                ranked.append((_rank(seat, max(spot.left_bytes for spot in spots), strategy), spots))
+    ranked.sort(key=operator.itemgetter(0))  # host ids differ, so the spots are never compared
+    return Tries(ledger, owner, tuple(spot for _, spots in ranked for spot in spots))
 
 
 def has_a_place(seat: Seat, max_per_host: int | None) -> bool:
@@ -103,81 +156,77 @@ def place(
     On one host a card that fits now is taken before one that will. `asks` are of `candidates`; not empty.
     Returns: a proposal to arm, a hold to wait in, or what every host lacks.
     """
-    shortfalls: list[Shortfall] = []
-    for host in dict.fromkeys(ask.host for ask in asks):
-        holds: list[Hold] = []
-        for ask in asks:
-            if ask.host != host:
-                continue
-            answer = gate(ledger, ask, seen.get(host, UNSEEN), now_ms)
-            if isinstance(answer, Proposal):
-                return answer
-            if isinstance(answer, Hold):
-                holds.append(answer)
-            else:
-                shortfalls.append(answer)
-        if holds:
-            return holds[0]
-    return Nowhere(shortfalls=tuple(shortfalls))
+    refused: dict[int, Shortfall | None] = {}
+    held: Hold | None = None
+    for number, host in enumerate(_hosts(asks)):
+        if held is not None and held.ask.host != host:
+            return held
+        if is_full(asks, number) and not any(loads(one) for _, one in ledger.on(host)):
+            refused[number] = None  # what it lacks is worked out only if nobody else has room
+            continue
+        answer = gate(ledger, asks[number], seen.get(host, UNSEEN), now_ms)
+        if isinstance(answer, Proposal):
+            return answer
+        if isinstance(answer, Hold):
+            held = held or answer
+        else:
+            refused[number] = answer
+    if held is not None:
+        return held
+    return Nowhere(
+        shortfalls=tuple(short or _short(ledger, asks[number], seen, now_ms) for number, short in refused.items())
+    )
 
 
-def on_card(plan: Plan, policy: HostPolicy, card: Domain) -> Plan:
-    """`plan` with everything that it puts on a card put on `card` instead. RAM stays where it is."""
-    device = policy.domains[card].device
-    check(device is not None, f"{card} is a card's domain")
-    assert device is not None  # for the type checker
+def is_full(asks: Sequence[Ask], number: int) -> bool:
+    """the sums that are known do not let it start there"""
+    return isinstance(asks, Tries) and not asks.spots[number].fits
 
-    def moved(allocation: Allocation) -> Allocation:
-        return Allocation(
-            bytes={card if _is_card(policy, domain) else domain: n for domain, n in allocation.bytes.items()},
-            claims=tuple(Claim(device=device, exclusive=claim.exclusive) for claim in allocation.claims),
-            host_kv=allocation.host_kv,
-        )
 
-    return attrs.evolve(plan, phases={phase: moved(allocation) for phase, allocation in plan.phases.items()})
+def _hosts(asks: Sequence[Ask]) -> Iterator[HostId]:
+    return (spot.seat.host for spot in asks.spots) if isinstance(asks, Tries) else (ask.host for ask in asks)
+
+
+def _short(ledger: Ledger, ask: Ask, seen: Mapping[HostId, Seen], now_ms: Millis) -> Shortfall:
+    short = judge(ledger, ask, seen.get(ask.host, UNSEEN), now_ms)
+    check(short is not None, "a start for which the sums leave no room is refused")
+    assert short is not None  # for the type checker
+    return short
 
 
 # --- order ----------------------------------------------------------------------------------------
 
 
-def _rank(ledger: Ledger, owner: str, seat: Seat, strategy: Strategy) -> tuple[int, int, int, str]:
+def _rank(seat: Seat, left_bytes: int, strategy: Strategy) -> tuple[int, int, int, str]:
     """Where a stopped instance ran, then the strategy's two rules, then the host's id."""
-    room = max(headroom(ledger, ask) for ask in _asks(ledger, owner, seat))
-    counted = (seat.instances, -room) if strategy is Strategy.SPREAD else (-seat.instances, room)
+    counted = (seat.instances, -left_bytes) if strategy is Strategy.SPREAD else (-seat.instances, left_bytes)
     return (0 if seat.previous else 1, *counted, seat.host)
 
 
-def headroom(ledger: Ledger, ask: Ask) -> int:
-    """What would be left where the engine runs (its card, else RAM), the ask granted; negative if it does not fit."""
-    charge, policy = charge_of(ledger, ask), ledger.hosts[ask.host]
-    known = [domain for domain in charge.bytes if domain in policy.domains]
-    cards = [domain for domain in known if _is_card(policy, domain)]
-    left = [ledger.room(ask.host, domain, but=ask.owner) - charge.on(domain) for domain in cards or known]
-    return min(left, default=0)
-
-
-def _on_host(ledger: Ledger, owner: str, seat: Seat) -> list[Ask]:
-    """Its last card, then the card with most headroom, then the lowest index."""
-
-    def rank(ask: Ask) -> tuple[int, int, tuple[int, str]]:
-        cards = [domain for domain in ask.phases[Phase.COLD].bytes if _is_card(ledger.hosts[ask.host], domain)]
-        card = cards[0] if cards else Domain("")
-        return (0 if card == seat.last_card else 1, -headroom(ledger, ask), card_index(card))
-
-    return sorted(_asks(ledger, owner, seat), key=rank)
-
-
-def _asks(ledger: Ledger, owner: str, seat: Seat) -> list[Ask]:
-    policy = ledger.hosts[seat.host]
-    plans = [on_card(seat.plan, policy, card) for card in seat.cards] or [seat.plan]
-    return [ask_start(owner=owner, host=seat.host, plan=plan) for plan in plans]
-
-
-def card_index(card: Domain) -> tuple[int, str]:
-    """The number in a card's name, so that gpu10 comes after gpu2."""
-    digits = re.search(r"\d+$", card)
-    return (int(digits[0]) if digits else -1, card)
-
-
-def _is_card(policy: HostPolicy, domain: Domain) -> bool:
-    return domain in policy.domains and policy.domains[domain].kind is DomainKind.DEVICE
+def _spots(ledger: Ledger, seat: Seat) -> list[Spot]:
+    """The ways to start on a host: on its last cards, then where most is left, then on the lowest numbers."""
+    policy, charged = ledger.hosts[seat.host], ledger.shelf(seat.host).charged
+    named = cards_of(seat.plan, policy)
+    cold, ready = seat.plan.at(Phase.COLD).bytes, seat.plan.at(Phase.READY).bytes
+    needs = {domain: max(cold.get(domain, 0), ready.get(domain, 0)) for domain in (*cold, *ready)}
+    known = [domain for domain in needs if domain in policy.domains]
+    room = {
+        domain: policy.domains[domain].most_bytes - charged.get(domain, 0)
+        for domain in dict.fromkeys((*known, *seat.cards))
+    }
+    beside = [room[domain] - needs[domain] for domain in known if domain not in named]
+    fits = len(known) == len(needs) and all(left >= 0 for left in beside)
+    if not named:
+        return [Spot(seat, (), min(beside, default=0), fits)]
+    if not seat.cards:
+        left = min(room[card] - needs.get(card, 0) for card in named)
+        return [Spot(seat, (), left, fits and left >= 0)]
+    shares = [needs.get(card, 0) for card in named]
+    preferred = sorted(seat.cards, key=lambda card: (-room[card], card_index(card)))
+    spots = []
+    for cards in sets(policy, preferred, len(named)):
+        left = min(room[card] - share for card, share in zip(cards, shares, strict=True))
+        spots.append(Spot(seat, cards, left, fits and left >= 0))
+    return sorted(
+        spots, key=lambda spot: (spot.cards != seat.last_cards, -spot.left_bytes, [*map(card_index, spot.cards)])
+    )

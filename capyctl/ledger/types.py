@@ -32,6 +32,12 @@ class DomainPolicy:
     device: Device | None = None
     exclusive: bool = False
     uuid: str | None = None  # which card it is, where that is known; an index may be another one's tomorrow
+    model: str | None = None  # what the driver calls such a card; cards of one model and size are equal
+
+    @property
+    def most_bytes(self) -> int:
+        """What may be charged at all: the managed limit, and the free reserve left alone."""
+        return min(self.managed_bytes, self.capacity_bytes - self.reserve_bytes)
 
 
 @attrs.frozen(kw_only=True)

@@ -22,7 +22,7 @@ from ledger_values import (
 
 from capyctl.fsm.types import Device, Domain, HostId, Phase
 from capyctl.ledger import Ask, Hold, Nowhere, Proposal, Seat, Strategy, candidates, place
-from capyctl.ledger.placement import card_index, headroom, on_card
+from capyctl.ledger.cards import card_index, on_cards
 
 SMALL = plan(20, 20)
 
@@ -83,7 +83,7 @@ def test_no_host_gets_more_instances_than_it_may_and_none_outside_the_seats():  
     seats = [seat(HostId("a"), 2), seat(HostId("b"), 1), seat(HostId("nowhere"))]
     assert hosts(candidates(ledger, owner("t"), seats, max_per_host=2)) == ["b"]
     assert hosts(candidates(ledger, owner("t"), seats)) == ["b", "a"]
-    assert candidates(ledger, owner("t"), seats, max_per_host=1) == ()
+    assert not candidates(ledger, owner("t"), seats, max_per_host=1)
 
 
 def test_the_card_with_most_headroom_is_taken_then_the_lowest_index_and_the_last_card_when_it_fits():
@@ -98,11 +98,11 @@ def test_the_card_with_most_headroom_is_taken_then_the_lowest_index_and_the_last
     ledger = ledger_of(policy)
     assert order(ledger) == ["gpu1", "gpu2", "gpu0"]
     assert order(ready(ledger, "x", plan(5, 5, domain=GPU1))) == ["gpu2", "gpu1", "gpu0"]
-    assert order(ledger, last_card=GPU0) == ["gpu0", "gpu1", "gpu2"]
+    assert order(ledger, last_cards=(GPU0,)) == ["gpu0", "gpu1", "gpu2"]
     pinned = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one)])
     assert [set(ask.phases[Phase.COLD].bytes) for ask in pinned] == [{GPU0, SYSTEM}]
     full = ready(ledger, "x", plan(20, 20, domain=GPU0))
-    answer = try_all(full, candidates(full, owner("t"), [Seat(host=HOST, plan=one, cards=cards, last_card=GPU0)]))
+    answer = try_all(full, candidates(full, owner("t"), [Seat(host=HOST, plan=one, cards=cards, last_cards=(GPU0,))]))
     assert isinstance(answer, Proposal)
     assert set(answer.charge.bytes) == {GPU1, SYSTEM}
     assert [claim.device for claim in answer.charge.claims] == ["gpu1"]
@@ -111,7 +111,7 @@ def test_the_card_with_most_headroom_is_taken_then_the_lowest_index_and_the_last
 def test_a_plan_moves_to_another_card_with_its_claim_and_leaves_ram_alone():
     policy = card_host(30, 40)
     one = plan(20, 15, 3, domain=GPU0, ram=5, device="gpu0", exclusive=True)
-    moved = on_card(one, policy, GPU1)
+    moved = on_cards(one, policy, (GPU1,))
     assert moved.phases[Phase.COLD].bytes == {GPU1: 20, SYSTEM: 5}
     assert moved.phases[Phase.PARKED].bytes == {GPU1: 3, SYSTEM: 5}
     (claim,) = moved.phases[Phase.READY].claims
@@ -125,15 +125,16 @@ def test_cards_are_counted_not_spelled():
 
 def test_headroom_is_where_the_engine_runs():
     ledger = ledger_of(card_host(30, system=7))
-    (ask,) = candidates(ledger, owner("t"), [Seat(host=HOST, plan=plan(20, 20, domain=GPU0, ram=5))])
-    assert headroom(ledger, ask) == 10
+    tries = candidates(ledger, owner("t"), [Seat(host=HOST, plan=plan(20, 20, domain=GPU0, ram=5))])
+    (spot,) = tries.spots
+    assert (spot.left_bytes, spot.fits) == (10, True)
 
 
 def test_a_card_that_fits_now_is_taken_before_one_that_will():
     policy = card_host(30, 25)
     ledger = start(ledger_of(policy), "peer", plan(20, 5, domain=GPU0, device="gpu0"))
     one = plan(20, 20, domain=GPU0, device="gpu0")
-    asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, cards=(GPU0, GPU1), last_card=GPU0)])
+    asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, cards=(GPU0, GPU1), last_cards=(GPU0,))])
     answer = try_all(ledger, asks)
     assert isinstance(answer, Proposal)
     assert set(answer.charge.bytes) == {GPU1}
