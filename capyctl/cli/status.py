@@ -96,6 +96,7 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
         lines["Engine"] = f"{profile} {version}" if version else str(profile)
         if view.get("engine_note"):
             lines["Engine"] += f"; {view['engine_note']}"
+    lines |= residency_line(view)
     context = view.get("context")
     if context:
         why = context.get("reason")
@@ -116,6 +117,14 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     if text:
         lines["Requests"] = text
     return lines
+
+
+def residency_line(view: Mapping[str, Any]) -> dict[str, str]:
+    """Why an engine that could be parked elsewhere is not here; nothing for families of which none parks."""
+    reason = view.get("residency_reason")
+    if not reason or view.get("residency") != "restart_only" or str(reason).endswith(" cannot park"):
+        return {}
+    return {"Residency": f"restart_only: {reason}"}
 
 
 def _charge(row: Mapping[str, Any]) -> str:
