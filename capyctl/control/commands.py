@@ -35,7 +35,8 @@ WORDS = {
     "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
     "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
     "route_conflict": "the name or a route of {name} is deployed already. Try another, or --revision to replace it",
-    "unsupported_capability": "{name} cannot park: its residency is restart_only. Try: capyctl stop deployment {name}",
+    "unsupported_capability": "{name} cannot park: its residency is restart_only{because}. "
+    "Try: capyctl stop deployment {name}",
     "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
     "checkpoint_digest_pending": "the checkpoint of {name} is still being measured; wait, or use --wait",
     "checkpoint_unusable": "{name} cannot start: {gate}",
@@ -151,7 +152,8 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     alike = row.spec.same_but_count(spec)
     count_only = alike and (row.spec.instances != spec.instances or _at_work(book, row.state.deployment))
     if alike:
-        spec = attrs.evolve(spec, residency=row.spec.residency)  # settled already
+        settled = row.spec
+        spec = attrs.evolve(spec, residency=settled.residency, residency_reason=settled.residency_reason)
     fact = deployment.ReviseAsked(
         now_ms=event.now_ms,
         expected_revision=event.expected_revision or 0,
@@ -253,6 +255,8 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
         return Receipt(operation=open_start.operation, deployment=identity, revision=after.revision, joined=True)
     ready = {lane.index for lane, one in rows if one.is_ready}
     indices = tuple(lane.index for lane, _ in rows if lane.index not in ready)
+    if kind is Kind.START and indices and all(one.is_parked for lane, one in rows if lane.index in indices):
+        kind = Kind.WAKE
     _open(book, event.command.operation, identity, kind, indices, event.deadline_ms, event.now_ms)
     _wish_all(book, identity, wish)
     return Receipt(
@@ -297,8 +301,8 @@ def _may_be_prepared(book: Book, member: e.Member, now_ms: Millis) -> deployment
     row = _known(book, member.deployment)
     if not row.spec.residency.parks:
         name = row.spec.name
-        words = f"{name} cannot be parked: its residency is restart_only. Try: capyctl start deployment {name}"
-        raise _Turned("unsupported_capability", words)
+        words = f"{name} cannot be parked: its residency is restart_only{_because(row)}. "
+        raise _Turned("unsupported_capability", f"{words}Try: capyctl start deployment {name}")
     after, effects = deployment.step(
         row.state, deployment.StartAsked(now_ms=now_ms, expected_revision=member.expected_revision)
     )
@@ -664,8 +668,15 @@ def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
         if isinstance(effect, Refused):
             gate = "{name} cannot start: {gate}" if effect.code == row.state.gate_code else "{name} cannot do that now"
             words = WORDS.get(effect.code, gate)
-            message = words.format(name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason)
+            message = words.format(
+                name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason, because=_because(row)
+            )
             raise _Turned(effect.code, message)
+
+
+def _because(row: DeploymentRow) -> str:
+    """` (why its residency is what it is)`, where that is known."""
+    return f" ({row.spec.residency_reason})" if row.spec.residency_reason else ""
 
 
 def _prune_receipts(book: Book) -> None:

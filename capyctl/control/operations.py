@@ -15,6 +15,7 @@ OPEN = frozenset({Phase.ACCEPTED, Phase.RUNNING, Phase.UNCERTAIN})
 SERVE, PARK, STOP, PREINIT = "serve", "park", "stop", "preinit"
 GOAL = {
     Kind.START: SERVE,
+    Kind.WAKE: SERVE,
     Kind.INITIALIZE: SERVE,
     Kind.PARK: PARK,
     Kind.STOP: STOP,

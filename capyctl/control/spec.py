@@ -38,6 +38,7 @@ class Spec:
     activation: Activation = Activation.ON_DEMAND
     warm: bool = False
     residency: Residency = Residency.RESTART_ONLY
+    residency_reason: str = ""  # for people: why it is that one
     instances: int = 1
     hosts: tuple[HostId, ...] = ()  # allowed hosts, in preference order; never empty once accepted
     max_per_host: int | None = None
@@ -51,6 +52,7 @@ class Spec:
         theirs.pop("instances", None)
         same_document = bool(mine == theirs)
         # What hardware and model settled for this document, they would settle for the other as well.
+        settled = attrs.evolve(other, residency=self.residency, residency_reason=self.residency_reason)
         return same_document and attrs.evolve(self, document="", instances=1) == attrs.evolve(
-            other, document="", instances=1, residency=self.residency
+            settled, document="", instances=1
         )

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     """What an operation wants of each instance it names."""
 
     START = "start"
+    WAKE = "wake"  # a start of what is parked
     STOP = "stop"
     PARK = "park"
     DELETE = "delete"
@@ -220,7 +221,7 @@ ENDED = at(Phase.SUCCEEDED, Phase.PARTIAL, Phase.FAILED, Phase.SUPERSEDED, Phase
 
 ANY = any_of(Phase)
 
-STARTING = (Kind.START, Kind.INITIALIZE, Kind.PREINITIALIZE)
+STARTING = (Kind.START, Kind.WAKE, Kind.INITIALIZE, Kind.PREINITIALIZE)
 
 
 def _starts(state: State) -> bool:

@@ -18,7 +18,7 @@ from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.scalars import Name
 from capyctl.engines.check import check_deployment
 from capyctl.engines.families import traits_of
-from capyctl.engines.parking import provisional
+from capyctl.engines.parking import provisional, residency_reason
 from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
@@ -84,6 +84,7 @@ def accept(
         activation=Activation.EXPLICIT if explicit else Activation.ON_DEMAND,
         warm=completed.lifecycle.warm,
         residency=residency,
+        residency_reason=residency_reason(completed, registered),
         instances=completed.instances,
         hosts=tuple(host.host for host in allowed),
         max_per_host=completed.placement.max_per_host,

@@ -71,7 +71,24 @@ class Measuring:
             weight_bytes=found.weight_bytes,
             plans=plans,
             residency=tier,
+            residency_reason=self._reason(
+                spec, document, tier, {host: checkpoint for host, (checkpoint, _) in tiers.items()}
+            ),
             now_ms=self.clock(),
+        )
+
+    def _reason(
+        self, spec: Spec, document: Deployment, tier: Residency, measured: Mapping[HostId, m.Checkpoint]
+    ) -> str:
+        """Why it is that tier; empty where the document or the profile had settled it before."""
+        if not spec.residency.parks or document.residency is not None:
+            return ""
+        own = [
+            host for host, checkpoint in measured.items() if self._residency(host, checkpoint, spec, document) is tier
+        ]
+        host = next(iter(own or measured))
+        return residency.reason(
+            measured[host].facts, document, self._policy(host), family=spec.traits.family, settled=tier
         )
 
     async def _digest(self, host: HostId, spec: Spec, document: Deployment, order: orders.Measure) -> m.Checkpoint:

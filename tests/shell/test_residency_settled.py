@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from capyctl.control import events, orders
+from capyctl.control import events, orders, views
 from capyctl.control.records import DeploymentRow, HostRow
 from capyctl.control.world import World
 from capyctl.documents.blocks import EngineProfile, Security
@@ -41,14 +41,14 @@ FACTS = {
 
 
 class Profiles:
-    def __init__(self, deep_park: str | None = None) -> None:
+    def __init__(self, deep_park: str | None = None, lacks: str | None = None) -> None:
         profile = EngineProfile(
             engine="sglang",
             executable="/opt/env/bin/python3",
             build_fingerprint="0.5.22",
             security=Security(deep_park=deep_park),
         )
-        self.one = Registered(name="engine", profile=profile)
+        self.one = Registered(name="engine", profile=profile, lacks=lacks)
 
     def profiles(self) -> list[Registered]:
         return [self.one]
@@ -188,3 +188,63 @@ async def test_a_changed_count_keeps_what_was_settled() -> None:
     )
     after = world.book.deployments[NAME]
     assert (after.spec.instances, after.spec.residency, bool(after.plans)) == (3, Residency.HOST_BACKED, True)
+
+
+def no_gpu(host: HostId) -> HostPolicy:
+    return HostPolicy(host=host, name=host, domains={Domain("unified"): limits(DomainKind.UNIFIED, 128, 96, 32)})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "profiles", "document", "model", "tier", "said"),
+    [
+        ((card_host(BOX),), None, {}, "qwen3", Residency.HOST_BACKED, "a copy of the weights fits"),
+        ((unified_host(SPARK),), None, {}, "qwen3", Residency.DEEP, "one memory for GPU and CPU"),
+        ((card_host(BOX),), None, {"residency": "deep"}, "qwen3", Residency.DEEP, "the document states it"),
+        ((no_gpu(BOX),), None, {}, "qwen3", Residency.RESTART_ONLY, "box has no GPU"),
+        ((unified_host(SPARK),), None, {}, "gpt_oss", Residency.RESTART_ONLY, "gpt-oss cannot be loaded again"),
+        (
+            (card_host(BOX),),
+            Profiles("disabled"),
+            {},
+            "qwen3",
+            Residency.RESTART_ONLY,
+            "this host opted out: the profile engine has security.deep_park: disabled",
+        ),
+        (
+            (card_host(BOX),),
+            Profiles("disabled", lacks="a sleep mode"),
+            {},
+            "qwen3",
+            Residency.RESTART_ONLY,
+            "the build of engine cannot park: it lacks a sleep mode",
+        ),
+        (
+            (card_host(BOX),),
+            None,
+            {"resources": {"gpu": "9GiB", "ram": "1GiB"}},
+            "qwen3",
+            Residency.RESTART_ONLY,
+            "resources do not state parking",
+        ),
+    ],
+)
+async def test_status_and_a_refused_park_say_why_it_is_that_residency(
+    hosts: tuple[HostPolicy, ...],
+    profiles: Profiles | None,
+    document: dict[str, Any],
+    model: str,
+    tier: Residency,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FACTS, "model_type", model)
+    world, outcome = await measured(4, *hosts, profiles=profiles, **document)
+    assert isinstance(outcome, events.RevisionResolved), outcome
+    view = views.deployment(world, NAME, Millis(3))
+    assert view is not None
+    assert (view["residency"], said in view["residency_reason"]) == (tier.value, True), view["residency_reason"]
+    if tier is Residency.RESTART_ONLY:
+        command = events.Command(key="p", digest="", operation=OperationId("P"), switch=SwitchId("S"))
+        step = world.handle(events.ParkAsked(command=command, deployment=NAME, now_ms=Millis(4)))
+        (reply,) = [order for order in step.orders if isinstance(order, orders.Reply)]
+        assert (reply.code, said in reply.message) == ("unsupported_capability", True)

@@ -333,7 +333,8 @@ async def test_what_is_to_be_prepared_is_named_exactly_and_has_to_park(here):
     assert await refused(member) == (
         409,
         "unsupported_capability",
-        f"{view['name']} cannot be parked: its residency is restart_only. Try: capyctl start deployment {view['name']}",
+        f"{view['name']} cannot be parked: its residency is restart_only (llama.cpp cannot park). "
+        f"Try: capyctl start deployment {view['name']}",
     )
 
 

@@ -1,0 +1,69 @@
+"""What status and operations say of parks and wakes: told to a whole world, read as operators read it."""
+
+from __future__ import annotations
+
+import attrs
+from test_world_stories import BIG, world
+from world import Shell
+from world_values import SGLANG
+
+from capyctl.control import views
+from capyctl.fsm.cleanup import CleanupPhase
+from capyctl.fsm.types import DeploymentId, Residency
+
+DEEP = attrs.evolve(BIG, traits=SGLANG, residency=Residency.DEEP, ready_gib=2, cold_gib=2)
+
+
+def view(here: Shell, identity: DeploymentId) -> dict[str, object]:
+    found = views.deployment(here.world, identity, here.now)
+    assert found is not None
+    return found
+
+
+def latest(here: Shell, identity: DeploymentId) -> str:
+    operation = view(here, identity)["latest_operation"]
+    assert isinstance(operation, dict)
+    return f"{operation['action']} {operation['state']}"
+
+
+def test_a_start_of_what_is_parked_is_a_wake() -> None:
+    here, (a,) = world(DEEP)
+    here.start(a)
+    here.run(20_000)
+    assert latest(here, a) == "initialize succeeded"
+    here.park(a)
+    here.run(20_000)
+    here.start(a)
+    assert latest(here, a).startswith("wake ")
+    here.run(20_000)
+    assert (latest(here, a), here.lane(a).gate_open) == ("wake succeeded", True)
+
+
+def test_a_start_that_has_to_load_one_of_two_instances_is_no_wake() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, instances=2))
+    here.start(a)
+    here.run(20_000)
+    here.park(a)
+    here.run(20_000)
+    here.exit(here.engines("a")[0])
+    here.run(20_000)
+    assert sorted(one.is_parked for _, one in here.world.book.of(a)) == [False, True]
+    here.start(a)
+    here.run(20_000)
+    assert latest(here, a) == "initialize succeeded"
+
+
+def test_a_copy_that_woke_wrongly_is_still_named_once_a_fresh_engine_serves() -> None:
+    here, (a,) = world(DEEP)
+    here.start(a)
+    here.run(20_000)
+    here.park(a)
+    here.run(20_000)
+    here.faults.percent = {"wake_mismatch": 100}
+    here.ask("a")
+    here.run(20_000, until=lambda: here.lane(a).phase in CleanupPhase)
+    here.faults.percent = {}
+    here.run(60_000)
+    assert here.lane(a).gate_open
+    (row,) = view(here, a)["instances"]  # type: ignore[misc]
+    assert (row["observed_state"], row["last_error"]["code"]) == ("ready", "wake_mismatch")
