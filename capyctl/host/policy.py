@@ -15,6 +15,7 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Device, Domain, HostId
 from capyctl.host.cards import Card
 from capyctl.host.memory import Seen
+from capyctl.ledger.cards import card_index
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.units import Auto, Growth, Limit, Off, Percent, Size, format_size
 
@@ -76,6 +77,7 @@ def card_policy(card: Card, max_parked: int = PARKED_MAX) -> DomainPolicy:
         parked_bytes=Bytes(min(2 * GIB * max_parked, total // 4, max(0, total - reserve))),
         device=_device(card),
         uuid=card.uuid,
+        model=card.name or None,
     )
 
 
@@ -189,13 +191,14 @@ def places(cards: Iterable[Card], kept: Mapping[Domain, DomainPolicy] | None = N
 def device_env(policy: HostPolicy, allocation: Mapping[Domain, int]) -> dict[str, str]:
     """The variables that show an engine the cards of its allocation and no other; none where memory is unified.
 
+    In rank order, which is that of the cards' numbers: what the engine calls its first device is its first rank's.
     By UUID, since CUDA numbers cards by speed unless told otherwise; by the driver's index in bus order when a
     card has none. Source: engines 4.1; memory 11.
     """
     cards = {domain: limits for domain, limits in policy.domains.items() if limits.kind is DomainKind.DEVICE}
     if not cards:
         return {}
-    mine = [limits for domain, limits in sorted(cards.items()) if allocation.get(domain)]
+    mine = [cards[domain] for domain in sorted(cards, key=card_index) if allocation.get(domain)]
     uuids = [limits.uuid for limits in mine if limits.uuid is not None]
     if len(uuids) == len(mine):
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
