@@ -88,9 +88,7 @@ def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Ma
     words = f"the ready phase of resources, {gib(held)}"
     if machine.context_bytes:
         words += f" with {gib(machine.context_bytes)} of it for the GPU's context"
-    budget = _within(
-        held - machine.context_bytes, words, document, machine, weights, stated_context=declared is not None
-    )
+    budget = _within(held - machine.context_bytes, words, document, machine, weights, phases=True)
     context, reason = _fit(facts, declared, slots, per_token, budget, why)
     return Needs(
         request=held,
@@ -106,16 +104,21 @@ def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Ma
 
 
 def _within(
-    total: int, words: str, document: Deployment, machine: Machine, weights: int, *, stated_context: bool = False
+    total: int, words: str, document: Deployment, machine: Machine, weights: int, *, phases: bool = False
 ) -> int:
     """Bytes that the cache may take inside the operator's own sum.
 
-    With a stated cache, or a stated context, which states it as well, nothing else comes out of the sum but the
-    weights, scaled on a card.
+    With a stated cache nothing else comes out of the sum but the weights, scaled on a card.
+
+    Args:
+      phases: the sum is of a `resources` block, which overrides every derivation. The margin is what is left to it,
+        and nothing where the document says what the cache is to hold.
     """
     asked = document.engine_config.memory.kv_cache
-    scaled = machine.card or (asked is None and not stated_context)
-    overhead = margin(machine, weights) if scaled else 0
+    overhead = margin(machine, weights) if asked is None or (machine.card and not phases) else 0
+    if phases:
+        says = asked is not None or document.engine_config.context_length is not None
+        overhead = 0 if says else min(overhead, max(0, total - weights) // 2)
     left = total - weights - overhead
     details = {"weight_bytes": weights, "margin_bytes": overhead, "left_bytes": max(left, 0)}
     beside = f"{gib(weights)} of weights" + (f" and {gib(overhead)} of margin" if overhead else "")

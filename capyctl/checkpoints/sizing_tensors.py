@@ -39,10 +39,14 @@ TABLE_CACHE_BYTES: Mapping[str, int] = {"sglang": 8 * GIB, "tensorfold": GIB}
 
 @attrs.frozen(kw_only=True)
 class _Sum:
-    """What is stated for everything that an engine is told: R, and how messages call it."""
+    """What is stated for everything that an engine is told: R, and how messages call it.
+
+    `phases`: it is of a `resources` block, which overrides every derivation: the margin is what is left to it.
+    """
 
     bytes: int
     words: str
+    phases: bool = False
 
 
 def margin(machine: Machine, weights: int) -> int:
@@ -131,7 +135,7 @@ def beside_resources(
         words = f"the ready phase of resources, {gib(held)} on {domain}"
         if machine.context_bytes:
             words += f" with {gib(machine.context_bytes)} of it for the GPU's context"
-        stated = _Sum(bytes=budget, words=words)
+        stated = _Sum(bytes=budget, words=words, phases=True)
         cache, running = _within(stated, facts, document, machine, family, state, weights)
     else:
         # TensorFold is told its cap and nothing of a cache; what is left is what a warning may say of its context.
@@ -193,7 +197,9 @@ def _within(
     """
     config = document.engine_config
     asked = config.memory.kv_cache.bytes if config.memory.kv_cache is not None else None
-    overhead = margin(machine, weights) if machine.card or asked is None else 0
+    overhead = margin(machine, weights) if asked is None or (machine.card and not stated.phases) else 0
+    if stated.phases:
+        overhead = min(overhead, max(0, stated.bytes - weights) // 2)
     left = stated.bytes - weights - overhead
     running = _slots(facts, document, family, state)
     if state is not None:
@@ -320,13 +326,10 @@ def _static_pool(pools: Mapping[str, int], machine: Machine, request: int) -> in
     """What SGLang may set aside for weights, state and cache together. Source: memory 5.11; engines 7.2.
 
     Where it is told its tokens they bound the cache, and the pool may be larger by what it needs for itself. Where it
-    is not, it takes the whole pool: the scaled part of the weights stays outside.
+    is not, it takes the whole pool.
     """
-    cache, weights = pools.get("kv_cache", 0), pools["weights"]
-    whole = weights + cache + pools.get("state", 0)
+    whole = pools["weights"] + pools.get("kv_cache", 0) + pools.get("state", 0)
     if machine.card:
-        if "kv_tokens" in pools:
-            return min(request, whole + CARD_ALLOWANCE_BYTES)
-        return request - margin(machine, weights)
-    least = whole + OWN_ALLOCATIONS_BYTES if "kv_tokens" in pools else cache
-    return min(request, max(least, request - margin(machine, weights)))
+        return min(request, whole + CARD_ALLOWANCE_BYTES) if "kv_tokens" in pools else whole
+    least = whole + OWN_ALLOCATIONS_BYTES if "kv_tokens" in pools else whole
+    return min(request, max(least, request - margin(machine, pools["weights"])))
