@@ -22,6 +22,7 @@ from capyctl.ledger.types import Allocation, HostPolicy, Plan
 
 SPLIT = ("vllm", "sglang")
 """Families whose engines spread one model over several cards of a machine."""
+PARSERS = ("tool_call_parser", "tool_call_parser_source", "reasoning_parser", "reasoning_parser_source")
 ROUTER_BOUND = 32
 """Requests that run at once on one instance of an engine whose own limit is not known."""
 
@@ -131,7 +132,7 @@ def _shown(facts: Mapping[str, Any], machine: Machine, weights: int, needs: Need
         "context_trained": str(facts.get("context_trained") or "unknown"),
         **needs.notes,
     }
-    for name in ("model_type", "quantization"):
+    for name in ("model_type", "quantization", *PARSERS):
         if facts.get(name):
             shown[name] = str(facts[name])
     return shown if needs.cache is None else {**shown, "kv_cache_bytes": str(needs.cache)}

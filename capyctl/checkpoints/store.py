@@ -43,6 +43,7 @@ class CheckpointStore:
       fixed_args: the arguments that a profile adds to every launch: some of them decide about memory.
       family_of: the family of a profile; without it the document's own word counts.
       built: whether a profile's engine has compiled its kernels on this host already.
+      parsers: what is to be known of the parsers of a deployment on these files, for people.
       trust_declared: a digest that a document declares is taken without reading large files (config 5).
     """
 
@@ -54,6 +55,7 @@ class CheckpointStore:
         *,
         family_of: Callable[[str], str] | None = None,
         built: Callable[[str], bool] | None = None,
+        parsers: Callable[[Deployment, Path], Mapping[str, str]] | None = None,
         trust_declared: bool = False,
     ) -> None:
         self.cache = StatCache(cache_file)
@@ -61,6 +63,7 @@ class CheckpointStore:
         self.fixed_args = fixed_args
         self.family_of = family_of
         self.built = built
+        self.parsers = parsers
         self.trust_declared = trust_declared
 
     def resolve(self, model: str) -> Path:
@@ -76,10 +79,8 @@ class CheckpointStore:
           document expects another digest.
         """
         wanted = document if isinstance(document, Deployment) else parse_deployment(document, "the deployment")
-        listing = list_files(model_dir, self.models_root)
-        fixed = list(self.fixed_args(wanted.profile)) if self.fixed_args is not None else []
         # Headers first: a file that is no model is refused before its gigabytes are read.
-        facts = self._facts(listing, wanted, fixed)
+        listing, facts = self._looked_at(model_dir, wanted)
         expected = wanted.model.expected_digest
         if self.trust_declared and expected is not None:
             self.cache.vouch(listing, expected)
@@ -91,10 +92,24 @@ class CheckpointStore:
                 "checkpoint_mismatch",
                 f"{model_dir} has the digest {digest} and model.content_fingerprint expects {expected}",
             )
-        facts = {**facts, "host_args": fixed}
+        return Checkpoint(digest=digest, weight_bytes=int(facts["weight_bytes"]), facts=facts)
+
+    def facts(self, model_dir: Path, wanted: Deployment) -> Mapping[str, Any]:
+        """What `measure` would find of the directory, without its digest: only headers and small files are read.
+
+        Raises: Refusal as `measure`, but for the digest.
+        """
+        return self._looked_at(model_dir, wanted)[1]
+
+    def _looked_at(self, model_dir: Path, wanted: Deployment) -> tuple[Listing, dict[str, Any]]:
+        listing = list_files(model_dir, self.models_root)
+        fixed = list(self.fixed_args(wanted.profile)) if self.fixed_args is not None else []
+        facts = {**self._facts(listing, wanted, fixed), "host_args": fixed}
         if self.built is not None and self.built(wanted.profile):
             facts["kernels_built"] = True
-        return Checkpoint(digest=digest, weight_bytes=int(facts["weight_bytes"]), facts=facts)
+        if self.parsers is not None:
+            facts |= self.parsers(wanted, model_dir)
+        return listing, facts
 
     def _facts(self, listing: Listing, wanted: Deployment, fixed: Sequence[str]) -> dict[str, Any]:
         family = self._family(wanted)

@@ -58,6 +58,15 @@ class Parsers:
     tool_call: Choice
     reasoning: Choice
 
+    def facts(self) -> dict[str, str]:
+        """As facts of a checkpoint: a name, or `none`, and the source of each."""
+        pairs = (("tool_call_parser", self.tool_call), ("reasoning_parser", self.reasoning))
+        return {
+            field: text
+            for name, choice in pairs
+            for field, text in ((name, choice.name or "none"), (f"{name}_source", choice.source))
+        }
+
 
 def detect(engine: Engine, config: str | None, template: str | None) -> Parsers:
     """What the model's own files say.

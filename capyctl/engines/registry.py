@@ -19,7 +19,7 @@ from capyctl.engines.check import check_deployment
 from capyctl.engines.custom.engines_file import CustomFile, read_custom
 from capyctl.engines.engines_file import EnginesFile, check_registered, read_engines
 from capyctl.engines.families import FAMILIES, Family, family, traits_of
-from capyctl.engines.parsers import Parsers, choices, detect, read_texts
+from capyctl.engines.parsers import choices, detect, read_texts
 from capyctl.engines.registered import Registered
 from capyctl.engines.revisioned import CUSTOM, beside
 from capyctl.errors import Refusal
@@ -174,18 +174,19 @@ class Registry:
         check_deployment(wanted, registered)
         return registered
 
-    def parsers(self, document: Deployment, model_dir: Path) -> Parsers | None:
-        """The parsers that a launch of `document` from these files will have; None for families without any.
+    def parsers(self, document: Deployment, model_dir: Path) -> dict[str, str]:
+        """The parsers that a launch of `document` from these files will have: `tool_call_parser`,
+        `reasoning_parser`, and the source of each; nothing for families without any.
 
         Blocking. Raises: Refusal as `registered`.
         """
         registered = self.registered(document.profile)
         known = family(registered.engine)
         if known.name not in ("vllm", "sglang"):
-            return None
+            return {}
         engine = cast("Literal['vllm', 'sglang']", known.name)
         found = detect(engine, *read_texts(model_dir))
-        return choices(engine, known.options, document, registered.profile.args, found)
+        return choices(engine, known.options, document, registered.profile.args, found).facts()
 
     def fixed_args(self, profile: str) -> Sequence[str]:
         """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""

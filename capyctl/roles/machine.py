@@ -149,6 +149,7 @@ async def machine(
                     registry.fixed_args,
                     family_of=lambda profile: registry.registered(profile).engine,
                     built=partial(registry.built, state_dir),
+                    parsers=registry.parsers,
                     trust_declared=half.checkpoints.trust_declared_digest,
                 ),
                 journal=journal,
