@@ -101,6 +101,8 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     if context:
         why = context.get("reason")
         lines["Context"] = f"{context.get('tokens')} tokens{f', {why}' if why else ''}"
+    if view.get("parsers"):
+        lines["Parsers"] = parser_line(view["parsers"])
     stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
     if stopped:
         lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
@@ -117,6 +119,28 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     if text:
         lines["Requests"] = text
     return lines
+
+
+PARSER_SOURCES = {
+    "declared": "declared",
+    "off": "turned off",
+    "extra_args": "extra_args say it",
+    "host_fixed": "the host's arguments say it",
+    "model_family": "by model family",
+    "unsupported": "its chat template has none",
+    "unknown_family": "no default for this model family",
+}
+"""Where a parser comes from, and how people read it."""
+
+
+def parser_line(parsers: Mapping[str, Mapping[str, Any]]) -> str:
+    """`tool calls hermes (by model family), reasoning none (turned off)`."""
+    words = {"tool_call": "tool calls", "reasoning": "reasoning"}
+    return ", ".join(
+        f"{words.get(kind, kind)} {one.get('name')} "
+        f"({PARSER_SOURCES.get(str(one.get('source')), one.get('source'))})"
+        for kind, one in parsers.items()
+    )
 
 
 def residency_line(view: Mapping[str, Any]) -> dict[str, str]:

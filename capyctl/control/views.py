@@ -93,6 +93,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "context": _context(plan),
         "slots": plan.slots if plan else None,
         "facts": dict(plan.facts) if plan else {},
+        "parsers": _parsers(plan),
         "checkpoint": _checkpoint(row),
         "latest_operation": None if latest is None else _operation(latest),
         "waiting": _waiting(book, row, instances),
@@ -111,6 +112,17 @@ def _context(plan: Plan | None) -> Json | None:
     if plan is None or not plan.context_tokens:
         return None
     return {"tokens": plan.context_tokens, "reason": plan.context_reason}
+
+
+def _parsers(plan: Plan | None) -> Json | None:
+    """Which parsers its engine is told of, and where each comes from; None for engines that have none."""
+    facts = {} if plan is None else plan.facts
+    found = {
+        kind: {"name": facts[f"{kind}_parser"], "source": facts[f"{kind}_parser_source"]}
+        for kind in ("tool_call", "reasoning")
+        if f"{kind}_parser" in facts
+    }
+    return found or None
 
 
 def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
