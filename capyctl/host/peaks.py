@@ -3,8 +3,8 @@
 Where an engine's processes say what they hold (a card lists them, RAM is in /proc) they are summed. A GPU without
 memory of its own is not in /proc, so there the peak is the largest drop of what the machine had available, which is
 right only while nobody else starts, ends, parks or wakes. Kernels that are compiled at a first start take memory that
-no later start takes, so what was seen beside a compiler in the engine's group is left out: a build reaches from the last
-look that found no compiler to the next one that finds none.
+no later start takes, so what was seen beside a compiler in the engine's group is left out: a build reaches from the
+last look that found no compiler to the next one that finds none.
 Source: memory 8.1; engines 13.4.
 """
 
@@ -32,10 +32,11 @@ SAMPLES_PER_CHECK = 2
 BUILDS_MAX = 64
 """A start that builds more often than that is measured as nothing."""
 
-COMPILERS: Final = frozenset(
-    "nvcc cicc ptxas fatbinary cudafe++ nvlink ninja make cmake cc c++ gcc g++ cc1 cc1plus collect2 as ld ld.bfd ld.gold"
-    " ld.lld lld clang clang++ hipcc nvc nvc++ rustc".split()
-)
+_COMPILERS = """
+nvcc cicc ptxas fatbinary cudafe++ nvlink nvc nvc++ hipcc ninja make cmake cc c++ gcc g++ cc1 cc1plus clang clang++
+rustc collect2 as ld ld.bfd ld.gold ld.lld lld
+"""
+COMPILERS: Final = frozenset(_COMPILERS.split())
 _VERSION: Final = re.compile(r"-\d+(\.\d+)*$")  # gcc-13, clang++-17
 
 
