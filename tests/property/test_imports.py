@@ -33,9 +33,10 @@ MAY_IMPORT = {
     "documents": BASE,
     "checkpoints": BASE | {"documents", "fsm", "ledger"},
     "engines": BASE | {"documents", "checkpoints", "fsm", "ledger", "control"},
+    "downloads": BASE | {"documents", "checkpoints"},
     "session": BASE | {"fsm", "ledger"},
     "clock": {"fsm"},
-    "host": BASE | {"clock"} | {"documents", "checkpoints", "engines", "session", "fsm", "ledger", "router"},
+    "host": BASE | {"clock"} | {"documents", "checkpoints", "downloads", "engines", "session", "fsm", "ledger", "router"},
     "router": BASE | {"fsm", "ledger", "control"},
     "server": BASE
     | {"clock"}

@@ -1,0 +1,306 @@
+"""A whole source: looked up, given room, fetched file by file, and put in its place at once. It blocks.
+
+Theory of operation. What is being fetched lies below `sources/.parts/<name>`, under a lock that the system drops
+with its process: one fetch per source, whoever asks, this role or another one on the same models. A file moves from
+`part` to `files` when its hash is right and it is on the disk. When all are there the directory is renamed to where
+models are looked for: it is complete, or it is not there. A kill at any moment leaves parts that the next fetch goes
+on from.
+Source: config 5.2; memory 1; security 7, F15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from capyctl.checkpoints.digest import StatCache
+from capyctl.checkpoints.directory import ModelFile, list_files
+from capyctl.checkpoints.sources import SOURCES, Wanted, place_of
+from capyctl.documents.model_source import Http, HuggingFace
+from capyctl.downloads.door import Line
+from capyctl.downloads.listing import Asking, RemoteFile
+from capyctl.downloads.part import Part, Patience, Progress, try_on, unwritten
+from capyctl.errors import Refusal
+from capyctl.units import gib
+
+KEPT_FREE: Final = 1 << 30
+PARTS: Final = ".parts"
+LOCKED_PAUSE_S: Final = 0.2
+
+
+def free_bytes(path: Path) -> int:
+    """What this user may still write on the file system of a directory."""
+    seen = os.statvfs(path)
+    return seen.f_bavail * seen.f_frsize
+
+
+@attrs.define(eq=False)
+class Room:
+    """What all downloads of a host may take together. Shared between the threads that fetch.
+
+    Args:
+      root: the download directory; `sources/` is below it.
+      max_bytes: cap over everything below `sources/`.
+    """
+
+    root: Path
+    max_bytes: int
+    free: Callable[[Path], int] = free_bytes
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+    _coming: dict[object, Callable[[], int]] = attrs.field(factory=dict)  # what running fetches have still to write
+
+    def reserve(self, who: object, total: int, there: int, left: Callable[[], int], called: str) -> None:
+        """Set the whole of a download aside before its first byte is kept.
+
+        Args:
+          there: how much of it lies below `sources/` already.
+          left: how much is still to be written, asked whenever another download wants room.
+        Raises: Refusal `too_large` over the cap; `insufficient_space` when less than 1 GiB would stay free.
+        """
+        need = max(0, total - there)
+        with self._lock:
+            others = sum(max(0, coming()) for key, coming in self._coming.items() if key is not who)
+            used = _bytes_below(self.root / SOURCES) + others
+            if used + need > self.max_bytes:
+                raise Refusal(
+                    "too_large",
+                    f"{called} is {gib(total)}; host.model_sources.max_bytes allows {gib(self.max_bytes)} in all, "
+                    f"of which {gib(used)} are taken",
+                    details={"need_bytes": need, "used_bytes": used, "limit_bytes": self.max_bytes},
+                )
+            free = self.free(self.root)
+            if need + others + KEPT_FREE > free:
+                waits = f", {gib(others)} of it for other downloads" if others else ""
+                raise Refusal(
+                    "insufficient_space",
+                    f"{called} needs {gib(need)} below {self.root}, where {gib(free)} are free{waits}, and "
+                    f"{gib(KEPT_FREE)} must stay free. Free some space there",
+                    details={
+                        "need_bytes": need,
+                        "free_bytes": free,
+                        "kept_free_bytes": KEPT_FREE,
+                        "others_bytes": others,
+                    },
+                )
+            self._coming[who] = left
+
+    def release(self, who: object) -> None:
+        """A fetch has ended, well or not."""
+        with self._lock:
+            self._coming.pop(who, None)
+
+
+def _bytes_below(directory: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # another fetch has just moved it
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+@attrs.frozen(kw_only=True)
+class Fetcher:
+    """Fetches sources into one download directory.
+
+    Args:
+      cache: told the hashes of what was fetched, so that measuring it reads nothing twice.
+    """
+
+    asking: Asking
+    room: Room
+    patience: Patience = attrs.field(factory=Patience)
+    cache: StatCache | None = None
+    huggingface: bool = True
+    http: bool = True
+
+    def directory(self, source: HuggingFace | Http, wanted: Wanted) -> Path:
+        """Where a source lies once it is complete."""
+        return self.room.root / place_of(source, wanted)
+
+    def fetch(self, source: HuggingFace | Http, wanted: Wanted, progress: Progress, line: Line) -> Path:
+        """Have a source complete in its directory, from wherever an earlier fetch got to.
+
+        Raises: Refusal `not_materializable`, `unauthorized`, `not_found`, `too_large`, `insufficient_space`,
+          `checkpoint_mismatch`, `checkpoint_unusable`, `unsafe_file`; Failure `unavailable`; door.Stopped.
+        """
+        final = self.directory(source, wanted)
+        if final.is_dir():
+            _tidy(self._parts(source, wanted))
+            return final
+        self._check_allowed(source)
+        try:
+            work = self._parts(source, wanted)
+            with _locked(work, line, progress):
+                if not final.is_dir():  # whoever held the lock may have finished it
+                    self._fetch(source, wanted, final, work, progress, line)
+        except OSError as wrong:
+            raise unwritten(Path(wrong.filename or self.room.root), wrong) from None
+        return final
+
+    def _check_allowed(self, source: HuggingFace | Http) -> None:
+        kind, allowed = ("http", self.http) if isinstance(source, Http) else ("huggingface", self.huggingface)
+        if not allowed:
+            raise Refusal(
+                "not_materializable",
+                f"this host downloads nothing of this kind (host.model_sources.{kind}: disabled). "
+                "Allow it, or name a directory",
+            )
+
+    def _parts(self, source: HuggingFace | Http, wanted: Wanted) -> Path:
+        name = hashlib.sha256(place_of(source, wanted).encode()).hexdigest()[:24]
+        return self.room.root / SOURCES / PARTS / name
+
+    def _fetch(
+        self, source: HuggingFace | Http, wanted: Wanted, final: Path, work: Path, progress: Progress, line: Line
+    ) -> None:
+        called = source.repo if isinstance(source, HuggingFace) else "the file"
+        files: Sequence[RemoteFile] = try_on(
+            lambda: self.asking.files(source, wanted, line), lambda: 0, line, self.patience, called
+        )
+        token = object()
+        try:
+            self._files(files, work, progress, line, token, called)
+        finally:
+            self.room.release(token)
+        _publish(work / "files", final, {file.path for file in files})
+        self._vouch(final, work)
+        shutil.rmtree(work, ignore_errors=True)
+
+    def _files(
+        self, files: Sequence[RemoteFile], work: Path, progress: Progress, line: Line, token: object, called: str
+    ) -> None:
+        """Fetch what is missing of every file, the room for all of them set aside first."""
+        there = 0
+        missing = []
+        for file in files:
+            done = work / "files" / file.path
+            if done.is_file() and (file.size_bytes is None or done.stat().st_size == file.size_bytes):
+                there += done.stat().st_size
+            else:
+                missing.append(file)
+        progress.done_bytes = there
+
+        def admit(total: int) -> None:
+            """Reserve, once its size is known: before the first file, or by the server's answer for a lone file."""
+            if progress.total_bytes is None:
+                begun = there + _bytes_below(work / "part")
+                self.room.reserve(token, total, begun, lambda: total - progress.done_bytes, called)
+                progress.total_bytes = total
+
+        sizes = [file.size_bytes for file in files]
+        if None not in sizes:
+            admit(sum(size or 0 for size in sizes))
+        for file in missing:
+            line.check_stopped()
+            name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
+            part = Part(self.asking.door, file, work / "part" / name, progress, admit)
+            sha256 = part.fetch(line, self.patience)
+            done = work / "files" / file.path
+            done.parent.mkdir(parents=True, exist_ok=True)
+            (work / "part" / f"{name}.etag").unlink(missing_ok=True)
+            _note_hash(work, file.path, sha256)
+            os.replace(work / "part" / name, done)
+            sync(done.parent)
+        progress.phase = "verifying"
+
+    def _vouch(self, final: Path, work: Path) -> None:
+        """What was hashed on its way is known by its stat identity from now on."""
+        if self.cache is None:
+            return
+        known: dict[ModelFile, str] = {}
+        for file in list_files(final, self.room.root).files:
+            sha256 = _noted_hash(work, file.path)
+            if sha256 is not None:
+                known[file] = sha256
+        self.cache.put(known)
+
+
+def _hash_note(work: Path, path: str) -> Path:
+    return work / f"{hashlib.sha256(path.encode()).hexdigest()[:24]}.sha256"
+
+
+def _note_hash(work: Path, path: str, sha256: str) -> None:
+    _hash_note(work, path).write_text(sha256, "ascii")
+
+
+def _noted_hash(work: Path, path: str) -> str | None:
+    try:
+        return _hash_note(work, path).read_text("ascii")
+    except OSError:
+        return None  # then it is read again
+
+
+def _publish(files: Path, final: Path, names: set[str]) -> None:
+    """Put a complete directory where models are looked for. Nothing that does not belong there goes along."""
+    for place, _, there in os.walk(files, topdown=False):
+        for name in there:
+            path = Path(place, name)
+            if str(path.relative_to(files)) not in names:
+                path.unlink()
+        sync(Path(place))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(files, final)
+    except OSError as wrong:
+        if final.is_dir():
+            return  # another role was first
+        raise unwritten(final, wrong) from None
+    sync(final.parent)
+
+
+def sync(directory: Path) -> None:
+    """Have a directory's entries survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(work: Path, line: Line, progress: Progress) -> Iterator[None]:
+    """Hold the source's parts. Whoever waits for another fetch of it shows that as the phase. Raises: Stopped."""
+    while True:
+        for directory in ("files", "part"):
+            (work / directory).mkdir(parents=True, exist_ok=True)
+        with _lock(work) as held:
+            if held:
+                progress.phase = "asking"
+                yield
+                return
+        progress.phase = "waiting"
+        line.stopped.wait(LOCKED_PAUSE_S)
+        line.check_stopped()
+
+
+@contextlib.contextmanager
+def _lock(work: Path) -> Iterator[bool]:
+    """Try to hold a directory; the system lets go of it with the process. False: somebody does, or it is gone."""
+    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(descriptor), os.lstat(work))
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _tidy(work: Path) -> None:
+    """Remove what a kill between the last two steps of a fetch left."""
+    if work.is_dir():
+        with _lock(work) as held:
+            if held:
+                shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,468 @@
+"""Fetching from a Hub on loopback, with everything that servers and networks do. What lies on the disk afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from capyctl.checkpoints.digest import StatCache, digest_listing
+from capyctl.checkpoints.directory import list_files
+from capyctl.checkpoints.sources import Wanted
+from capyctl.documents.model_source import Http, HuggingFace
+from capyctl.documents.scalars import SecretRef
+from capyctl.downloads.door import Door, Line, Stopped
+from capyctl.downloads.fetch import Fetcher, Room
+from capyctl.downloads.listing import Asking
+from capyctl.downloads.part import Patience, Progress
+from capyctl.downloads.reach import Reach
+from capyctl.downloads.tokens import Tokens
+from capyctl.errors import CapyError, Failure, Refusal
+from tests.hub.hub import COMMIT, Fault, Hub, blob, running, sha256
+
+REPO = "maker/tiny"
+WEIGHTS = os.urandom(300_000)
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}" * 200,
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"pickled",
+    "README.md": b"# tiny",
+    ".gitattributes": b"*",
+}
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
+TENSORS = Wanted(kind="tensors")
+SOURCE = HuggingFace(repo=REPO, revision=COMMIT)
+TOKEN = "hf_" + "a" * 30
+
+
+@attrs.define
+class Here:
+    """A download directory, and what fetches into it."""
+
+    root: Path
+    hub: Hub
+    environ: dict[str, str] = attrs.field(factory=dict)
+    reach: Reach = attrs.field(factory=lambda: Reach(allowed_hosts=frozenset({"localhost", "127.0.0.1"})))
+    free: Callable[[Path], int] = lambda _: 1 << 40
+    max_bytes: int = 1 << 40
+    wait_s: float = 5.0
+    line: Line = attrs.field(factory=Line)
+    progress: Progress = attrs.field(factory=Progress)
+    cache: StatCache = attrs.field(factory=lambda: StatCache(None))
+    options: dict[str, Any] = attrs.field(factory=dict)
+
+    def fetch(self, source: HuggingFace | Http = SOURCE, wanted: Wanted = TENSORS) -> Path:
+        self.progress = Progress()
+        door = Door(self.reach, self.wait_s)
+        tokens = Tokens(environ=self.environ, secrets_dir=str(self.root / "secrets"), token_file=None)
+        fetcher = Fetcher(
+            asking=Asking(door=door, tokens=tokens, endpoint=self.hub.endpoint),
+            room=Room(self.root, self.max_bytes, self.free),
+            patience=Patience(attempts=3, pause_s=0.001),
+            cache=self.cache,
+            **self.options,
+        )
+        return fetcher.fetch(source, wanted, self.progress, self.line)
+
+    def refused(self, source: HuggingFace | Http = SOURCE, wanted: Wanted = TENSORS) -> CapyError:
+        """What a fetch is refused with; no directory of it is anywhere a model could be looked for."""
+        with pytest.raises(CapyError) as caught:
+            self.fetch(source, wanted)
+        assert not self.published()
+        assert "\n" not in caught.value.message
+        assert TOKEN not in caught.value.message
+        assert "s3cret" not in caught.value.message
+        return caught.value
+
+    def published(self) -> list[Path]:
+        top = self.root / "sources"
+        return [path for kind in ("huggingface", "http") for path in (top / kind).rglob("*") if path.is_file()]
+
+    def left(self) -> dict[str, int]:
+        """Files of the parts, and their sizes."""
+        parts = self.root / "sources/.parts"
+        return {path.name: path.stat().st_size for path in parts.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running({REPO: dict(FILES)}) as made:
+        yield made
+
+
+@pytest.fixture
+def here(tmp_path: Path, hub: Hub) -> Here:
+    return Here(tmp_path, hub)
+
+
+def http_source(hub: Hub, name: str = "model.gguf", digest: str = sha256(WEIGHTS)) -> Http:
+    return Http(url=f"{hub.cdn}/files/{sha256(WEIGHTS)}/{name}?key=s3cret", sha256=digest)
+
+
+# --- what is fetched ----------------------------------------------------------------------------------------
+
+
+def test_a_repository_is_there_with_exactly_what_an_engine_needs(here: Here, hub: Hub):
+    directory = here.fetch()
+    assert directory == here.root / "sources/huggingface" / REPO / COMMIT / "tensors"
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == {name: FILES[name] for name in NEEDED}
+    assert not here.left()
+    assert here.progress.done_bytes == here.progress.total_bytes == sum(len(FILES[name]) for name in NEEDED)
+    # Nothing else was asked of anybody: no pickle, no count of users.
+    asked = [one.path.partition("?")[0] for one in hub.seen]
+    assert asked[0] == f"/api/models/{REPO}/revision/{COMMIT}"
+    assert len(asked) == 1 + len(NEEDED) + 1
+    assert all(one.headers["user-agent"].startswith("capyctl/") for one in hub.seen)
+
+
+def test_what_was_hashed_on_its_way_is_not_read_again_to_be_measured(here: Here, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("capyctl.checkpoints.digest.SMALL_FILE_BYTES", 1000)
+    listing = list_files(here.fetch(), here.root)
+    measured = digest_listing(listing, here.cache)
+    assert measured.read_bytes < 1000
+    assert measured.digest == digest_listing(listing, StatCache(None)).digest
+
+
+def test_what_is_there_needs_no_network(here: Here, hub: Hub):
+    directory = here.fetch()
+    hub.seen.clear()
+    assert here.fetch() == directory
+    assert not hub.seen
+
+
+def test_one_named_gguf_of_many_is_fetched_and_every_part_of_a_set(here: Here, hub: Hub):
+    parts = {f"big-{number:05}-of-00002.gguf": b"part %d" % number for number in (1, 2)}
+    hub.repos[REPO] = {"a.Q4.gguf": b"four", "a.Q8.gguf": b"eight", **parts, "config.json": b"{}"}
+    named = here.fetch(wanted=Wanted(kind="gguf", gguf_file="a.Q8.gguf"))
+    assert [path.name for path in named.iterdir()] == ["a.Q8.gguf"]
+    sharded = here.fetch(wanted=Wanted(kind="gguf", gguf_file="big-00001-of-00002.gguf"))
+    assert {path.name for path in sharded.iterdir()} == set(parts)
+    assert named != sharded
+
+
+def test_an_ambiguous_repository_is_refused_with_its_candidates(here: Here, hub: Hub):
+    hub.repos[REPO] = {"a.Q4.gguf": b"four", "a.Q8.gguf": b"eight"}
+    wrong = here.refused(wanted=Wanted(kind="gguf"))
+    assert wrong.code == "checkpoint_unusable"
+    assert "a.Q4.gguf, a.Q8.gguf" in wrong.message
+    assert "gguf_file" in wrong.message
+
+
+def test_pickles_alone_are_no_model(here: Here, hub: Hub):
+    hub.repos[REPO] = {"config.json": b"{}", "pytorch_model.bin": b"pickled"}
+    wrong = here.refused()
+    assert wrong.code == "checkpoint_unusable"
+    assert "pickles" in wrong.message
+
+
+def test_a_file_behind_a_url_is_fetched_by_its_hash(here: Here, hub: Hub):
+    directory = here.fetch(http_source(hub))
+    assert directory == here.root / "sources/http" / sha256(WEIGHTS)
+    assert (directory / "model.gguf").read_bytes() == WEIGHTS
+
+
+def test_a_url_may_be_a_secret_in_an_owner_only_file(here: Here, hub: Hub):
+    secret = here.root / "secrets/mirror"
+    secret.parent.mkdir()
+    secret.write_text(str(http_source(hub).url))
+    source = Http(url_ref=SecretRef("secret://mirror"), sha256=sha256(WEIGHTS))
+    secret.chmod(0o644)
+    wrong = here.refused(source)
+    assert wrong.code == "unauthorized"
+    assert "chmod 600" in wrong.message
+    secret.chmod(0o600)
+    assert (here.fetch(source) / "model.gguf").read_bytes() == WEIGHTS
+
+
+# --- going on -------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_is_gone_on_from_where_it_was(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000), Fault(cut_after=100_000)]
+    here.fetch()
+    ranges = [one.headers.get("range") for one in hub.to("cdn")]
+    assert ranges == [None, "bytes=100000-", "bytes=200000-"]
+    assert {one.headers.get("if-range") for one in hub.to("cdn")} == {None, f'"{sha256(WEIGHTS)}"'}
+
+
+def test_another_process_goes_on_from_the_part_of_one_that_was_killed(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000), *[Fault(cut_after=0)] * 2]
+    wrong = here.refused()
+    assert wrong.code == "unavailable"
+    assert 100_000 in here.left().values()
+    hub.seen.clear()
+    directory = here.fetch()
+    assert (directory / "model.safetensors").read_bytes() == WEIGHTS
+    assert [one.headers.get("range") for one in hub.to("cdn")] == ["bytes=100000-"]
+    assert not [one for one in hub.to("hub") if "config.json" in one.path], "what was whole is not asked for again"
+
+
+def test_a_part_of_another_file_is_started_over(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000, etag='"older"'), *[Fault(cut_after=0)] * 2]
+    here.refused()
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS  # If-Range failed: all of it was sent
+
+
+def test_a_server_without_ranges_is_asked_for_all_of_it(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000), Fault(no_ranges=True)]
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_another_range_than_was_asked_for_is_not_glued_on(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000), Fault(shift=5)]
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_part_that_somebody_spoiled_ends_by_its_hash_and_the_next_time_is_clean(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000), *[Fault(cut_after=0)] * 2]
+    here.refused()
+    (part,) = [path for path in (here.root / "sources/.parts").rglob("part/*") if path.stat().st_size == 100_000]
+    part.write_bytes(b"\0" * 100_000)
+    assert here.refused().code == "checkpoint_mismatch"
+    assert 300_000 not in here.left().values()
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again(here: Here, hub: Hub, status: int):
+    hub.faults["model.safetensors"] = [Fault(status=status, headers={"Retry-After": "0"})] * 2
+    hub.faults[f"/revision/{COMMIT}"] = [Fault(status=status)]
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+# --- what servers do ------------------------------------------------------------------------------------------
+
+PRIVATE = "http://10.1.2.3/model"
+CASES = {
+    "a hash that is not the one": ([Fault(flip=7)], "checkpoint_mismatch", "the hash"),
+    "a length that is not the one": ([Fault(length=12)], "not_materializable", "is 12 bytes, and 300000 are expected"),
+    "more than is expected": (
+        [Fault(no_length=True, more=9)],
+        "not_materializable",
+        "sends more than its 300000 bytes",
+    ),
+    "less than is expected, again and again": ([Fault(cut_after=0)] * 3, "unavailable", "ended after 0 of 300000"),
+    "a server that stays busy": ([Fault(status=503)] * 3, "unavailable", "answered 503"),
+    "a server that stays too busy for us": ([Fault(status=429)] * 3, "unavailable", "answered 429"),
+    "a server that breaks": ([Fault(status=500)] * 3, "unavailable", "answered 500"),
+    "a file that needs a token": ([Fault(status=401)], "unauthorized", "CAPYCTL_HF_TOKEN"),
+    "a file that is not for us": ([Fault(status=403)], "unauthorized", "answered 403"),
+    "a file that is not there": ([Fault(status=404)], "not_found", "answered 404"),
+    "a file that is teapot": ([Fault(status=418)], "not_materializable", "answered 418"),
+    "a redirect to a private address": ([Fault(redirect=PRIVATE)], "not_materializable", "10.1.2.3"),
+    "a redirect to a machine's own data": (
+        [Fault(redirect="http://169.254.169.254/latest/meta-data")],
+        "not_materializable",
+        "169.254.169.254",
+    ),
+    "a redirect to another scheme": ([Fault(redirect="file:///etc/shadow")], "not_materializable", "the scheme file"),
+    "a redirect with a user": ([Fault(redirect="https://u:p@localhost/x")], "not_materializable", "without a user"),
+    "a redirect to no URL": ([Fault(redirect="http://[::")], "not_materializable", "no URL"),
+    "something compressed": ([Fault(headers={"Content-Encoding": "gzip"})], "not_materializable", "gzip"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_that_does_wrong_is_one_clear_line_and_no_model(here: Here, hub: Hub, case: str):
+    faults, code, words = CASES[case]
+    here.reach = Reach(allowed_hosts=frozenset({"localhost", "127.0.0.1"}), plain_http=True)
+    hub.faults["model.safetensors"] = list(faults)
+    wrong = here.refused()
+    assert (wrong.code, words in wrong.message) == (code, True), wrong.message
+    assert isinstance(wrong, Failure if code == "unavailable" else Refusal)
+    assert 300_000 not in here.left().values(), "what is of no use is not kept"
+
+
+def test_a_loop_of_redirects_ends(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(redirect="?again")] * 20
+    wrong = here.refused()
+    assert (wrong.code, "more than 5 times" in wrong.message) == ("not_materializable", True)
+    assert len(hub.to("cdn")) == 5
+
+
+def test_a_stalled_server_is_not_waited_for_for_ever(here: Here, hub: Hub):
+    here.wait_s = 0.1
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000, stall=True)]
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_slow_connection_that_is_cut_from_outside_is_opened_again(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(piece=1000, pause_s=0.02)]
+    cut = threading.Timer(0.3, here.line.cut, ["only 12 bytes came"])
+    cut.start()
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+    cut.join()
+    assert len(hub.to("cdn")) == 2
+
+
+def test_a_fetch_that_nobody_wants_any_more_ends_at_once_and_keeps_its_part(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000, stall=True)]
+    threading.Timer(0.3, here.line.stop).start()
+    with pytest.raises(Stopped):
+        here.fetch()
+    assert not here.published()
+    assert 100_000 in here.left().values()
+
+
+def test_a_url_without_a_stated_length_is_refused_since_nothing_could_be_set_aside(here: Here, hub: Hub):
+    hub.faults["model.gguf"] = [Fault(no_length=True)]
+    wrong = here.refused(http_source(hub))
+    assert (wrong.code, "how large" in wrong.message) == ("not_materializable", True)
+
+
+def test_a_url_whose_content_is_another_is_refused(here: Here, hub: Hub):
+    wrong = here.refused(http_source(hub, digest="0" * 64))
+    assert wrong.code == "checkpoint_mismatch"
+    assert not here.left()
+
+
+def test_archives_are_not_unpacked(here: Here, hub: Hub):
+    assert here.refused(attrs.evolve(http_source(hub), archive="tar")).code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [],
+        {"id": REPO, "sha": "f" * 40, "siblings": []},
+        {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": "model.safetensors"}]},
+        {"id": REPO, "sha": COMMIT, "siblings": [{"size": 1}]},
+        {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": "a.safetensors", "size": -1, "blobId": "0" * 40}]},
+    ],
+)
+def test_what_is_no_hub_is_said_so(here: Here, hub: Hub, listing: Any):
+    hub.listing = listing
+    assert here.refused().code == "not_materializable"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "a/./b", "nul\0", "x" * 300, "a\nb", "c\\d", "\u202efdp.x"])
+def test_a_name_that_would_leave_the_directory_is_refused(here: Here, hub: Hub, name: str):
+    row = {"rfilename": name, "size": 1, "blobId": blob(b"x")}
+    hub.listing = {**hub.siblings(REPO), "siblings": [*hub.siblings(REPO)["siblings"], row]}
+    assert here.refused().code == "unsafe_file"
+    assert len(hub.seen) == 1
+
+
+# --- who is spoken to ---------------------------------------------------------------------------------------
+
+
+def test_a_token_reaches_the_hub_and_nobody_that_it_redirects_to(here: Here, hub: Hub):
+    hub.token = TOKEN
+    assert here.refused().code == "unauthorized"
+    here.environ["HF_TOKEN"] = TOKEN
+    hub.seen.clear()
+    here.fetch()
+    assert {one.headers.get("authorization") for one in hub.to("hub")} == {f"Bearer {TOKEN}"}
+    assert {one.headers.get("authorization") for one in hub.to("cdn")} == {None}
+
+
+def test_a_token_that_the_hub_does_not_take_is_said_so_without_it(here: Here, hub: Hub):
+    hub.token = "another"
+    here.environ["CAPYCTL_HF_TOKEN"] = TOKEN
+    wrong = here.refused()
+    assert (wrong.code, "the token may not read it" in wrong.message) == ("unauthorized", True)
+
+
+def test_a_private_address_is_reached_only_if_its_host_is_listed(here: Here, hub: Hub):
+    here.reach = Reach()
+    wrong = here.refused()
+    assert wrong.code == "not_materializable"
+    assert "add localhost to host.model_sources.allowed_hosts" in wrong.message
+    assert not hub.seen
+    here.reach = Reach(allowed_hosts=frozenset({"localhost"}))  # the Hub is; where it redirects to is not
+    assert "add 127.0.0.1" in here.refused().message
+    assert not hub.to("cdn")
+
+
+def test_a_host_that_is_not_on_the_list_is_not_asked(here: Here, hub: Hub):
+    here.reach = Reach(allowed_hosts=frozenset({"huggingface.co"}))
+    assert "localhost is not one of host.model_sources.allowed_hosts" in here.refused().message
+
+
+def test_a_name_is_looked_up_once_and_what_was_judged_is_connected_to(here: Here, hub: Hub):
+    """A name that is public when it is judged and private when it is connected to: there is no second look."""
+    looks: list[str] = []
+
+    def rebinding(host: str, port: int) -> list[tuple[int, Any]]:
+        looks.append(host)
+        return [(socket.AF_INET, ("127.0.0.1", port))] if len(looks) % 2 == 0 else [(socket.AF_INET, ("192.0.2.1", 9))]
+
+    here.reach = Reach(lookup=rebinding)
+    wrong = here.refused()
+    assert (wrong.code, "192.0.2.1" in wrong.message) == ("not_materializable", True)
+    assert looks == ["localhost"]
+
+
+def test_plain_http_is_for_this_machine_alone_unless_it_is_allowed(here: Here, hub: Hub):
+    def here_only(host: str, port: int) -> list[tuple[int, Any]]:
+        return [(socket.AF_INET, ("127.0.0.1", port))]
+
+    source = Http(url=f"http://mirror.example:{hub.ports[1]}/files/{sha256(WEIGHTS)}/m.gguf", sha256=sha256(WEIGHTS))
+    here.reach = Reach(allowed_hosts=frozenset({"mirror.example"}), lookup=here_only)
+    wrong = here.refused(source)
+    assert (wrong.code, "plain_http" in wrong.message) == ("not_materializable", True)
+    here.reach = attrs.evolve(here.reach, plain_http=True)
+    assert (here.fetch(source) / "m.gguf").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "http"])
+def test_a_kind_that_is_disabled_is_not_fetched(here: Here, hub: Hub, kind: str):
+    here.options[kind] = False
+    wrong = here.refused(SOURCE if kind == "huggingface" else http_source(hub))
+    assert (wrong.code, f"host.model_sources.{kind}" in wrong.message) == ("not_materializable", True)
+    assert not hub.seen
+
+
+# --- room -------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_without_room_is_refused_with_figures_before_a_byte(here: Here, hub: Hub):
+    here.free = lambda _: (1 << 30) + 300_000
+    wrong = here.refused()
+    assert wrong.code == "insufficient_space"
+    assert "1.0 GiB must stay free" in wrong.message
+    assert wrong.details["need_bytes"] == sum(len(FILES[name]) for name in NEEDED)
+    assert len(hub.seen) == 1
+    here.free = lambda _: (1 << 30) + 301_000
+    here.fetch()
+
+
+def test_a_lone_file_without_room_is_refused_before_a_byte_is_kept(here: Here, hub: Hub):
+    here.free = lambda _: 1 << 30
+    assert here.refused(http_source(hub)).code == "insufficient_space"
+    assert not here.left()
+
+
+def test_the_cap_counts_what_is_there(here: Here, hub: Hub):
+    here.max_bytes = 500_000
+    here.fetch()
+    with pytest.raises(Refusal) as caught:
+        here.fetch(http_source(hub))
+    assert caught.value.code == "too_large"
+    assert caught.value.details["limit_bytes"] == 500_000
+
+
+def test_a_full_disk_in_the_middle_keeps_the_part(here: Here, hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    def full(stream: Any, piece: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("capyctl.downloads.part._write", full)
+    wrong = here.refused()
+    assert wrong.code == "insufficient_space"
+
+
+def test_what_a_kill_left_beside_a_complete_model_is_tidied(here: Here):
+    here.fetch()
+    name = hashlib.sha256(f"sources/huggingface/{REPO}/{COMMIT}/tensors".encode()).hexdigest()[:24]
+    (here.root / "sources/.parts" / name / "part").mkdir(parents=True)
+    (here.root / "sources/.parts" / name / "part/x").write_bytes(b"half")
+    here.fetch()
+    assert not here.left()
