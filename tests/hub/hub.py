@@ -166,15 +166,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content: bytes, fault: Fault, headers: Mapping[str, str] | None = None) -> None:
         sent = dict(headers or {})
-        if fault.redirect is not None:
-            return self._plain(302, {**sent, "Location": fault.redirect}, b"moved")
-        if fault.status is not None:
-            return self._plain(fault.status, fault.headers, b"")
         if fault.etag is not None:
             sent["ETag"] = fault.etag
         start, status = self._range(content, sent.get("ETag"), fault)
-        if status == 416:
-            return self._plain(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
+        if fault.redirect is not None:
+            self._plain(302, {**sent, "Location": fault.redirect}, b"moved")
+        elif fault.status is not None:
+            self._plain(fault.status, fault.headers, b"")
+        elif status == 416:
+            self._plain(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
+        else:
+            self._content(content, start, status, sent, fault)
+
+    def _content(self, content: bytes, start: int, status: int, sent: dict[str, str], fault: Fault) -> None:
         body = bytearray(content[start:])
         if status == 206:
             sent["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"

@@ -36,7 +36,10 @@ MAY_IMPORT = {
     "downloads": BASE | {"documents", "checkpoints"},
     "session": BASE | {"fsm", "ledger"},
     "clock": {"fsm"},
-    "host": BASE | {"clock"} | {"documents", "checkpoints", "downloads", "engines", "session", "fsm", "ledger", "router"},
+    "host": BASE
+    | {"clock"}
+    | {"documents", "checkpoints", "downloads", "engines", "session"}
+    | {"fsm", "ledger", "router"},
     "router": BASE | {"fsm", "ledger", "control"},
     "server": BASE
     | {"clock"}
