@@ -79,10 +79,13 @@ class Registry:
                 )
         self._take(read, custom)
 
-    def measure_own(self) -> None:
+    def measure_own(self, *, running: bool = True) -> None:
         """Measure the role's own engine, whose version its document need not state. Blocking.
 
         What only a program that starts slowly could tell is left to its launches, which look again.
+
+        Args:
+          running: False runs no program, and leaves alone what only that would tell.
 
         Raises: Refusal as registering it would.
         """
@@ -91,6 +94,8 @@ class Registry:
                 continue
             executable = _program(registered)
             known = FAMILIES[registered.engine]
+            if known.glance is None and not running:
+                continue
             measured = (known.glance or known.measure)(executable)
             stated = registered.profile.build_fingerprint
             fingerprint = measured.fingerprint if stated == UNMEASURED else stated

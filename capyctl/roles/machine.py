@@ -19,15 +19,16 @@ from capyctl import ulid
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents import places
 from capyctl.documents.settings import StandaloneSettings
-from capyctl.documents.standalone import HostHalf
 from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import Domain, HostId
 from capyctl.host.agent import HostAgent
+from capyctl.host.cards import Card
 from capyctl.host.devices import Observer
 from capyctl.host.ingress import Ingress, UpstreamEnded
 from capyctl.host.journal import JOURNAL_FILE, Journal, open_journal
+from capyctl.host.memory import Seen
 from capyctl.host.policy import host_policy
 from capyctl.host.ports import PortLeases
 from capyctl.ledger.charges import Ledger
@@ -101,33 +102,14 @@ async def machine(
     Raises: Refusal when the machine, its document, its engines file or its journal cannot be used.
     """
     half = settings.document.host
-    _check_this_release(half, settings)
-    state_dir, models = Path(settings.places.host), Path(settings.models_dir)
-    name = str(half.name) if half.name != "local" else machine_name()
+    check_this_release(settings)
+    state_dir, name = Path(settings.places.host), name_of(settings)
     host = await trio.to_thread.run_sync(host_identity, state_dir, name, ledger.hosts)
     observer = Observer()
     memory, cards = await observer.discover()
-    system = half.resource_policy.memory.system
-    policy = host_policy(
-        host,
-        name,
-        memory,
-        cards,
-        managed_limit=system.managed_limit,
-        free_reserve=system.free_reserve,
-        parked_limit=system.parked_limit,
-        parked_growth=half.resource_policy.parked_growth_limit,
-        charged=_charged_cards(ledger, host),
-    )
+    policy = limits_of(settings, host, memory, cards, _charged_cards(ledger, host))
     observer.adopt(policy)
-    registry = Registry(
-        Path(settings.engines_file),
-        stated=half.runtime_profiles,
-        stated_in=os.path.basename(settings.document_path),
-        local=half.local_engine,
-        models_root=models,
-        telemetry=half.engine_telemetry == "allow",
-    )
+    registry = registry_of(settings)
     await trio.to_thread.run_sync(registry.measure_own)
     await trio.to_thread.run_sync(registry.reload)
     ingress = Ingress(on_upstream_ended=on_upstream_ended)
@@ -141,17 +123,9 @@ async def machine(
                 policy=policy,
                 memory_source=memory.source,
                 state_dir=state_dir,
-                models_root=models,
+                models_root=Path(settings.models_dir),
                 registry=registry,
-                checkpoints=CheckpointStore(
-                    state_dir / DIGESTS_FILE,
-                    models,
-                    registry.fixed_args,
-                    family_of=lambda profile: registry.registered(profile).engine,
-                    built=partial(registry.built, state_dir),
-                    parsers=registry.parsers,
-                    trust_declared=half.checkpoints.trust_declared_digest,
-                ),
+                checkpoints=checkpoints_of(settings, registry, state_dir / DIGESTS_FILE),
                 journal=journal,
                 ingress=ingress,
                 observer=observer,
@@ -167,6 +141,61 @@ async def machine(
             await journal.close()
 
 
+def name_of(settings: StandaloneSettings) -> str:
+    """What this machine is called in lists: as its document says, else by its own name."""
+    stated = settings.document.host.name
+    return str(stated) if stated != "local" else machine_name()
+
+
+def limits_of(
+    settings: StandaloneSettings,
+    host: HostId,
+    memory: Seen,
+    cards: tuple[Card, ...],
+    charged: Mapping[Domain, DomainPolicy] | None = None,
+) -> HostPolicy:
+    """What this machine may hold. Raises: Refusal as `host_policy`."""
+    policy = settings.document.host.resource_policy
+    system = policy.memory.system
+    return host_policy(
+        host,
+        name_of(settings),
+        memory,
+        cards,
+        managed_limit=system.managed_limit,
+        free_reserve=system.free_reserve,
+        parked_limit=system.parked_limit,
+        parked_growth=policy.parked_growth_limit,
+        charged=charged,
+    )
+
+
+def registry_of(settings: StandaloneSettings) -> Registry:
+    """The profiles of this machine, not read yet: `measure_own` and `reload` do that."""
+    half = settings.document.host
+    return Registry(
+        Path(settings.engines_file),
+        stated=half.runtime_profiles,
+        stated_in=os.path.basename(settings.document_path),
+        local=half.local_engine,
+        models_root=Path(settings.models_dir),
+        telemetry=half.engine_telemetry == "allow",
+    )
+
+
+def checkpoints_of(settings: StandaloneSettings, registry: Registry, cache_file: Path | None) -> CheckpointStore:
+    """What looks at the models of this machine. `cache_file`: where digests are remembered."""
+    return CheckpointStore(
+        cache_file,
+        Path(settings.models_dir),
+        registry.fixed_args,
+        family_of=lambda profile: registry.registered(profile).engine,
+        built=partial(registry.built, Path(settings.places.host)),
+        parsers=registry.parsers,
+        trust_declared=settings.document.host.checkpoints.trust_declared_digest,
+    )
+
+
 def _charged_cards(ledger: Ledger, host: HostId) -> dict[Domain, DomainPolicy]:
     """The cards of this host that something is charged on, with the limits that they had."""
     before = ledger.policy(host)
@@ -179,8 +208,9 @@ def _charged_cards(ledger: Ledger, host: HostId) -> dict[Domain, DomainPolicy]:
     }
 
 
-def _check_this_release(half: HostHalf, settings: StandaloneSettings) -> None:
+def check_this_release(settings: StandaloneSettings) -> None:
     """Refuse what this release would otherwise silently not do: promises about privacy, engines it does not run."""
+    half = settings.document.host
     for word in half.local_engine.installations:
         if word not in FAMILIES:
             raise Refusal("unsupported", f"host.local_engine.{word}: this release runs {', '.join(FAMILIES)} only")
