@@ -6,7 +6,7 @@ Source: cli 11.2, 11.3; decisions on what a stopped model shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from capyctl.cli.lifecycle import ended, management, startup_cell
@@ -14,6 +14,9 @@ from capyctl.cli.listing import domains_of, host_names
 from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
+
+PHASES = {"cold": "start", "ready": "ready", "parking": "parking", "parked": "parked", "wake": "wake"}
+"""A phase of the ledger and its word in status."""
 
 LAST_WORDS = 8
 """Lines of a failed engine's log that `status` shows; `--json` has them all, and the log file is whole."""
@@ -112,6 +115,9 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
     if words:
         lines["Last words"] = "\n".join(words[-LAST_WORDS:])
+    sized = _memory(view.get("memory") or ())
+    if sized:
+        lines["Memory"] = "\n".join(sized)
     charged = [_charge(row) for row in view.get("ledger", ())]
     if charged:
         lines["Charged"] = "\n".join(charged)
@@ -137,8 +143,7 @@ def parser_line(parsers: Mapping[str, Mapping[str, Any]]) -> str:
     """`tool calls hermes (by model family), reasoning none (turned off)`."""
     words = {"tool_call": "tool calls", "reasoning": "reasoning"}
     return ", ".join(
-        f"{words.get(kind, kind)} {one.get('name')} "
-        f"({PARSER_SOURCES.get(str(one.get('source')), one.get('source'))})"
+        f"{words.get(kind, kind)} {one.get('name')} ({PARSER_SOURCES.get(str(one.get('source')), one.get('source'))})"
         for kind, one in parsers.items()
     )
 
@@ -149,6 +154,30 @@ def residency_line(view: Mapping[str, Any]) -> dict[str, str]:
     if not reason or view.get("residency") != "restart_only" or str(reason).endswith(" cannot park"):
         return {}
     return {"Residency": f"restart_only: {reason}"}
+
+
+def _memory(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """`gpu0: start 16.2 GiB measured, ready 15.1 GiB derived, parked 1.0 GiB placeholder`, a line per domain.
+
+    Parking and waking are said where they differ from ready, and a measurement where it is not what is charged.
+    """
+    domains: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        domains.setdefault(str(row["domain"]), {})[str(row["phase"])] = row
+    return [f"{domain}: {', '.join(_phases(phases))}" for domain, phases in sorted(domains.items())]
+
+
+def _phases(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    told = []
+    for phase, word in PHASES.items():
+        row = phases.get(phase)
+        if row is None or (phase in ("parking", "wake") and row["bytes"] == phases.get("ready", row)["bytes"]):
+            continue
+        note, measured = str(row["provenance"]), row.get("measured_bytes")
+        if measured is not None and measured != row["bytes"]:
+            note += f" as {gib(int(measured))}"
+        told.append(f"{word} {gib(int(row['bytes']))} {note}")
+    return told
 
 
 def _charge(row: Mapping[str, Any]) -> str:
@@ -221,10 +250,16 @@ def overview(*, common: Common = PLAIN) -> None:
         key = "(API key required)" if inference.get("authentication") == "api_key" else "(no API key)"
         pairs = {"Inference": f"{inference.get('address')} {key}", **pairs}
     pairs["State"] = str(installation.get("state_dir") or api.target.places.root)
-    for host in api.get("/hosts").get("hosts", ()):
+    hosts = api.get("/hosts").get("hosts", ())
+    for host in hosts:
         for domain in domains_of(host):
             pairs[f"Memory {domain.get('domain_id')}"] = _domain(domain)
     summary(f"capyctl {installation.get('version')} {role}", pairs)
+    warnings = [str(text) for host in hosts for text in host.get("memory_warnings") or ()]
+    if warnings:
+        say()
+        for text in warnings:
+            say(text)
     if isinstance(inference, Mapping) and inference.get("authentication") != "api_key":
         say()
         say(f"inference: unauthenticated on {inference.get('address')}")

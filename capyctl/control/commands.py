@@ -17,6 +17,7 @@ from capyctl.control import (
     requests,
     residue,
     verifying,
+    whole_hosts,
 )
 from capyctl.control import events as e
 from capyctl.control.book import Book
@@ -126,10 +127,9 @@ def _wanted(spec: Spec) -> deployment.Wanted:
 def _create(book: Book, event: e.DeployAsked) -> Receipt:
     spec, identity = event.spec, event.deployment
     taken = [route for route in spec.routes if route in book.routes]
-    named = any(row.spec.name == spec.name for row in book.deployments.values())
     row = DeploymentRow(state=deployment.State(deployment=identity), spec=spec, created_at_ms=event.now_ms)
     fact = deployment.DeployAsked(
-        now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=not taken and not named
+        now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=not taken and spec.name not in book.named
     )
     after, effects = deployment.step(row.state, fact)
     _refuse(effects, row)
@@ -144,8 +144,7 @@ def _create(book: Book, event: e.DeployAsked) -> Receipt:
 def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     row = _known(book, event.deployment)
     spec = event.spec
-    others = {route: owner for route, owner in book.routes.items() if owner != row.state.deployment}
-    if any(route in others for route in spec.routes):
+    if any(book.routes.get(route, row.state.deployment) != row.state.deployment for route in spec.routes):
         raise _Turned("route_conflict", WORDS["route_conflict"].format(name=spec.name))
     if event.activate and _still_stopping(book, row.state.deployment):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
@@ -173,8 +172,8 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
             **kept,  # type: ignore[arg-type]
         )
     )
-    for route, owner in list(book.routes.items()):
-        if owner == row.state.deployment:
+    for route in row.spec.routes:
+        if book.routes.get(route) == row.state.deployment:
             del book.routes[route]
     for route in spec.routes:
         book.routes[route] = row.state.deployment
@@ -240,6 +239,10 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     rows = list(book.of(identity))
     if _still_stopping(book, identity):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
+    if not event.evict and open_start is None and not any(one.has_launch for _, one in rows):
+        full = whole_hosts.in_the_way(book, identity)
+        if full is not None:
+            raise _Turned("startup_requires_empty_host", full)
     book.put_deployment(attrs.evolve(row, state=after))
     wish = Wish(
         origin=Origin.OPERATOR,
@@ -483,16 +486,15 @@ def _drain(book: Book, event: e.DrainAsked) -> Receipt:
 
 def drain_host(book: Book, host: HostId) -> None:
     """Stop every instance on a host; a request starts it again, elsewhere or once the host is undrained."""
-    for lane, one in list(book.instances.items()):
-        if one.has_launch and one.machine.run.host == host:
-            stop_lane(book, lane, StopKind.DRAIN)
+    for lane, _ in book.on(host):
+        stop_lane(book, lane, StopKind.DRAIN)
 
 
 def drain_profile(book: Book, host: HostId, profile: str) -> None:
     """Stop what runs, or begins to, on a profile; its deployments start again on request, where one offers it."""
-    for lane, one in list(book.instances.items()):
-        here = one.machine.run.host in (host, None)
-        if here and (one.has_launch or one.in_progress) and book.deployments[lane.deployment].spec.profile == profile:
+    for lane in sorted({*(lane for lane, _ in book.on(host)), *book.busy}):
+        here = book.instances[lane].machine.run.host in (host, None)
+        if here and book.deployments[lane.deployment].spec.profile == profile:
             stop_lane(book, lane, StopKind.DRAIN)
 
 
@@ -623,17 +625,9 @@ def _drop(book: Book, row: DeploymentRow) -> None:
     identity = row.state.deployment
     for lane, _ in list(book.of(identity)):
         _forget(book, lane, "the deployment was deleted")
-    for route, owner in list(book.routes.items()):
-        if owner == identity:
-            del book.routes[route]
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
-    book.traffic.forget(identity)
-    book.measuring.discard(identity)
     verifying.forget(book, identity)
-    for memo in (book.evicts_again_at, book.measured_at, book.lanes, book.open_operations, book.latest_operation):
-        memo.pop(identity, None)
-    del book.deployments[identity]
-    book.touch("deployment", identity)
+    book.drop_deployment(identity)
     for host in sorted(book.online):
         leftovers.prune_logs(book, host)
 

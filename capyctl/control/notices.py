@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from capyctl.control import operations, outward, requests, switching
+from capyctl.control import idle, operations, outward, requests, switching
 from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
@@ -13,9 +13,9 @@ from capyctl.fsm import deployment, switch
 from capyctl.fsm import effects as fx
 from capyctl.fsm.residency import NO_ROOM_TO_PARK
 from capyctl.fsm.run import Stop
-from capyctl.fsm.types import Generation, Lane, Millis, StopKind
+from capyctl.fsm.types import Generation, Lane, StopKind
 
-CAPACITY = frozenset({"insufficient_resources", "insufficient_memory"})
+CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "startup_requires_empty_host"})
 """Failures of a start that a waiting client reads as they are; any other one is `activation_failed`, and names its
 code. A full card too: its own code says to an operator that the document asks for too much, and to a client that
 asking again is of no use, which is wrong when an engine ran out of memory or a stranger holds it (api 4)."""
@@ -104,8 +104,7 @@ def _opened(book: Book, lane: Lane) -> None:
     operations.met(book, lane, operations.SERVE)  # not sooner: whoever waited for it may send a request at once
     requests.let_in(book, lane.deployment)
     switching.opened(book, lane)
-    if book.settings.ready_idle_ms is not None:
-        book.due.at(Millis(book.now_ms + book.settings.ready_idle_ms + 1), "idle", None)
+    idle.watch(book, lane)
 
 
 def _parked(book: Book, lane: Lane, ended: fx.ParkEnded) -> None:
@@ -116,8 +115,7 @@ def _parked(book: Book, lane: Lane, ended: fx.ParkEnded) -> None:
     operations.met(book, lane, operations.PARK)
     operations.met(book, lane, operations.PREINIT)
     switching.released(book, lane, switch.Released.PARKED)
-    if book.settings.parked_idle_ms is not None:
-        book.due.at(Millis(book.now_ms + book.settings.parked_idle_ms + 1), "idle", None)
+    idle.watch(book, lane)
 
 
 def _stopped_instead(book: Book, lane: Lane, stop: Stop) -> None:

@@ -102,7 +102,7 @@ def memory_warnings(book: Book, host: HostId, row: HostRow) -> list[str]:
         promised, there = limits.managed_bytes + limits.reserve_bytes, sample.available_bytes + held
         if promised > there:
             warnings.append(
-                f"{name}: managed limit {gib(limits.managed_bytes)} and free reserve {gib(limits.reserve_bytes)} do not "
+                f"{name}: managed limit {gib(limits.managed_bytes)} and reserve {gib(limits.reserve_bytes)} do not "
                 f"fit into the {gib(sample.available_bytes)} available now and the {gib(held)} that deployments hold "
                 "there; starts may wait until other programs free memory"
             )

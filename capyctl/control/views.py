@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from capyctl.control import operations, requests, residue
-from capyctl.control.book import Book
+from capyctl.control import operations, provenance, requests, residue
+from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import DeploymentRow, InstanceRow
 from capyctl.control.traffic import PLACES_MAX
 from capyctl.control.world import World
@@ -19,8 +19,20 @@ from capyctl.fsm import instance, request, switch
 from capyctl.fsm.operation import Kind
 from capyctl.fsm.operation import Phase as OperationPhase
 from capyctl.fsm.operation import State as Operation
-from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Origin, Phase, RequestId, SwitchId
-from capyctl.ledger.types import Plan
+from capyctl.fsm.types import (
+    DeploymentId,
+    Domain,
+    HostId,
+    Lane,
+    Millis,
+    OperationId,
+    Origin,
+    Phase,
+    RequestId,
+    SwitchId,
+)
+from capyctl.ledger.charges import Holding
+from capyctl.ledger.types import HostPolicy, Plan
 
 Json = dict[str, Any]  # plain JSON values of several types
 
@@ -68,7 +80,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
     instances = list(book.of(identity))
     ready = sum(one.gate_open for _, one in instances)
     latest = book.operations.get(book.latest_operation.get(identity, OperationId("")))
-    plan = _plan(row, instances)
+    plan, policy = _plan(row, instances), _policy(book, row, instances)
     return {
         "id": identity,
         "name": spec.name,
@@ -88,7 +100,9 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "ready": f"{ready}/{spec.instances}",
         "hosts": [{"id": host, "name": _host_name(book, host)} for host in spec.hosts],
         "instances": [_instance(book, lane, one, now_ms) for lane, one in instances],
-        "startup": _startup(plan),
+        "startup": None if plan is None else provenance.of_phase(plan, policy, Phase.COLD),
+        "parked": None if plan is None else provenance.of_phase(plan, policy, Phase.PARKED),
+        "memory": [] if plan is None else provenance.planned(plan, policy),
         "initialize_ms": plan.initialize_ms if plan else None,
         "context": _context(plan),
         "slots": plan.slots if plan else None,
@@ -99,7 +113,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "waiting": _waiting(book, row, instances),
         "requests": _requests(book, identity),
         "ledger": [
-            line for lane, _ in instances for line in _charges(book, lane, _instance_plan(row, book.instances[lane]))
+            line for lane, one in instances for line in provenance.charges(book, lane, _instance_plan(row, one))
         ],
         "created_at_ms": row.created_at_ms,
         "supported_actions": _actions(row, instances),
@@ -152,14 +166,15 @@ def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan
     return next(iter(row.plans.values()), None)
 
 
+def _policy(book: Book, row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> HostPolicy | None:
+    """Of the host that `_plan` is for."""
+    hosts = [one.run.host for _, one in instances if one.plan is not None and one.has_launch]
+    host = next(iter([*hosts, *row.plans]), None)
+    return None if host is None or host not in book.hosts else book.hosts[host].policy
+
+
 def _instance_plan(row: DeploymentRow, one: InstanceRow) -> Plan | None:
     return one.plan if one.plan is not None else next(iter(row.plans.values()), None)
-
-
-def _startup(plan: Plan | None) -> Json | None:
-    if plan is None:
-        return None
-    return {"bytes": dict(plan.at(Phase.COLD).bytes), "provenance": plan.provenance.get(Phase.COLD, "derived")}
 
 
 def _checkpoint(row: DeploymentRow) -> Json:
@@ -282,27 +297,6 @@ def _requests(book: Book, identity: DeploymentId) -> Json:
     }
 
 
-def _charges(book: Book, lane: Lane, plan: Plan | None) -> list[Json]:
-    """What the ledger holds for one instance, a line per domain."""
-    held = book.ledger.holding(lane.owner)
-    if held is None:
-        return []
-    provenance = "whole_host" if held.whole_host else plan.provenance.get(held.phase, "derived") if plan else "derived"
-    return [
-        {
-            "instance": lane.index,
-            "host": _host_name(book, held.host),
-            "domain": domain,
-            "phase": "uncertain" if held.uncertain else held.phase.value,
-            "bytes": amount,
-            "provenance": provenance if held.planned(domain) is None else "measured",
-            "planned_bytes": held.planned(domain),
-        }
-        for domain, amount in sorted(held.allocation.bytes.items())
-        if amount
-    ]
-
-
 def _actions(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> list[Json]:
     """What a command would be allowed to do now; the command itself decides again."""
     parks = row.spec.residency.parks
@@ -417,6 +411,7 @@ def _host(book: Book, host: HostId) -> Json:
         "state": "draining" if row.draining else "online" if online else "offline",
         "eligible": online and not row.draining,
         "domains": domains,
+        "memory_warnings": provenance.memory_warnings(book, host, row) if online else [],
         "switch": _switch(book, host),
     }
 
@@ -527,6 +522,7 @@ def snapshot(world: World, now_ms: Millis) -> Json:
                     "domain": domain,
                     "phase": "uncertain" if held.uncertain else held.phase.value,
                     "bytes": str(amount),
+                    "provenance": _reserved(book, owner, held, domain),
                     "lowered_by": held.lowered_by,
                 }
                 for owner, held in sorted(book.ledger.rows())
@@ -534,6 +530,12 @@ def snapshot(world: World, now_ms: Millis) -> Json:
             ],
         },
     }
+
+
+def _reserved(book: Book, owner: str, held: Holding, domain: Domain) -> str:
+    one = book.instances.get(lane_of_owner(owner))
+    policy = book.hosts[held.host].policy if held.host in book.hosts else None
+    return provenance.of_charge(None if one is None else one.plan, policy, held, domain)
 
 
 def waiting(world: World, identity: RequestId) -> tuple[str, int] | None:

@@ -23,6 +23,8 @@ from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, SwitchId
+from capyctl.ledger.estimates import source
+from capyctl.ledger.types import HostPolicy
 from capyctl.server import deploy, figures
 from capyctl.server.desk import Desk
 from capyctl.server.driver import CommandEvent, Driver
@@ -208,7 +210,9 @@ class Services:
                         phase.value: {
                             "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
                             "devices": [claim.device for claim in allocation.claims],
-                            "provenance": plan.provenance.get(phase),
+                            "provenance": {
+                                domain: source(plan, self._policy(host), phase, domain) for domain in allocation.bytes
+                            },
                         }
                         for phase, allocation in plan.phases.items()
                     },
@@ -218,6 +222,10 @@ class Services:
                 for host, plan in row.plans.items()
             },
         }
+
+    def _policy(self, host: HostId) -> HostPolicy | None:
+        row = self.world.book.hosts.get(host)
+        return None if row is None else row.policy
 
     async def engine_log(self, identity: DeploymentId, instance: int, kib: int) -> dict[str, Any]:
         """The end of an engine's log. Raises: Refusal `not_found`."""
