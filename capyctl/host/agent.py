@@ -145,6 +145,7 @@ class HostAgent:
         async with trio.open_nursery() as self._nursery:
             try:
                 await self._nursery.start(self.ingress.run)
+                await self._nursery.start(self._custody.arrivals.run)
                 await self._recover()
                 self._nursery.start_soon(self.observer.run)
                 self._nursery.start_soon(self._news.sample_domains)

@@ -20,6 +20,7 @@ from capyctl.clock import now_ms
 from capyctl.fsm.proofs import GoneProof, NeverLaunched, Rebooted, SameEngine
 from capyctl.fsm.types import Incarnation, ProcessIdentity, Role
 from capyctl.host import identity, listeners, process, segments
+from capyctl.host.arrivals import Arrivals
 from capyctl.host.devices import Owners
 from capyctl.host.engine import Engine
 from capyctl.host.identity import Presence
@@ -30,6 +31,7 @@ from capyctl.host.ports import PortLeases, listened_by
 T = TypeVar("T")
 LOOK_LIMITER = trio.CapacityLimiter(2)
 OVERSEE_S = 15.0  # between two looks at what a running engine listens on and which shared memory it made
+ARRIVALS_REST = 3.0  # between two looks that new segments ask for, in lengths of a look
 _log = logging.getLogger("capyctl.host.custody")
 
 
@@ -46,6 +48,7 @@ class Custody:
     ports: PortLeases
     ingress: Ingress
     kill_s: float = process.KILL_S
+    arrivals: Arrivals = attrs.field(factory=Arrivals)
     engines: dict[Incarnation, Engine] = attrs.field(factory=dict)
 
     def admit(self, engine: Engine) -> None:
@@ -63,6 +66,7 @@ class Custody:
             processes = await self.with_newcomers(incarnation, processes)
             await self.note_segments(incarnation, processes)
             remains = await process.put_down(processes, grace_s, self.kill_s)
+            await self.note_named(incarnation, processes)
             gone = process.proof_of(incarnation, processes, remains) if remains.nothing else str(remains)
         if not isinstance(gone, str):
             await self.release(incarnation)
@@ -88,18 +92,40 @@ class Custody:
 
     async def note_segments(self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]) -> None:
         """Journal what shared memory the launch has made by now: after its end nobody could tell whose it is."""
-        record = await self.journal.launch(incarnation)
-        if record is None:
-            return
 
         def look() -> frozenset[segments.Segment]:
             alive = {p.pid for p in processes if identity.presence(p) is Presence.ALIVE}
             group = [member.pid for p in processes if p.role is Role.API for member in identity.group_members(p)]
-            return segments.made_by({*alive, *group}, record.shm_before)
+            return segments.made_by({*alive, *group})
 
-        found = await in_thread(look)
-        if found - record.segments:
-            await self.journal.made(incarnation, found)
+        await self._journal_segments(incarnation, await in_thread(look))  # looked first: its maker may be dying
+
+    async def note_named(self, incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]) -> None:
+        """Journal what an engine that has just ended made and no look saw, where a name says so."""
+        record = await self.journal.launch(incarnation)
+        if record is None:
+            return
+        makers = [p for p in processes if p.role is not Role.HELPER]  # helpers come and go, and their pids with them
+        found = await in_thread(lambda: segments.named_after(makers, record.shm_before))
+        await self._journal_segments(incarnation, found)
+
+    async def _journal_segments(self, incarnation: Incarnation, found: frozenset[segments.Segment]) -> None:
+        record = await self.journal.launch(incarnation) if found else None
+        if record is None:
+            return
+        made = frozenset(one for one in found if one.inode not in record.shm_before)
+        if made - record.segments:
+            await self.journal.made(incarnation, made)
+
+    async def note_arrivals(self, engine: Engine) -> None:
+        """Look whose new shared memory is the moment it is made, until cancelled."""
+        seen = self.arrivals.count
+        while True:
+            await self.arrivals.after(seen)
+            seen, began = self.arrivals.count, trio.current_time()
+            await self.note_segments(engine.incarnation, engine.processes)
+            # Whoever else floods /dev/shm gets a quarter of a thread's time from us, not all of it.
+            await trio.sleep(ARRIVALS_REST * (trio.current_time() - began))
 
     async def _remove_segments(self, incarnation: Incarnation) -> None:
         record = await self.journal.launch(incarnation)

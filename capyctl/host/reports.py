@@ -66,8 +66,10 @@ class Reports:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_load, engine)
             nursery.start_soon(self.custody.oversee, engine, self.grace_s)
+            nursery.start_soon(self.custody.note_arrivals, engine)
             await engine.ended.wait()
             nursery.cancel_scope.cancel()
+        await self.custody.note_named(engine.incarnation, engine.processes)
         if engine.launching or engine.ending:
             return
         self.ingress.close(engine.incarnation)

@@ -1,10 +1,11 @@
 """Shared memory that a launch left behind: `/dev/shm` segments, found while it lives and removed after its end.
 
 Engines make them for their gauges and between their workers; one that is killed cannot remove them, and each
-keeps its bytes until the next boot. A name says nothing about whose a segment is, so they are found by who has
-them open or mapped, and known by device and inode. What was there before the launch is not its own. Removal
-follows the proof that the launch is gone, and never touches what somebody else has open or mapped: that is asked
-of /proc, and of the kernel itself.
+keeps its bytes until the next boot. They are found by who has them open or mapped, and known by device and inode.
+A name says whose a segment is only where a library writes its maker's pid into it: such a name counts right after
+the end of that very process, as long as nobody else has its pid. What was there before the launch is not its own.
+Removal follows the proof that the launch is gone, and never touches what somebody else has open or mapped: that is
+asked of /proc, and of the kernel itself.
 Source: engines 16.3.
 """
 
@@ -12,16 +13,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
+from capyctl.fsm.types import ProcessIdentity
+from capyctl.host import identity
 from capyctl.host.identity import PROC
 
 SHM = Path("/dev/shm")
 _DELETED = " (deleted)"
+_NAMED = (
+    (re.compile(r"torch_(\d+)_\d+_\d+"), 10),  # PyTorch, between processes
+    (re.compile(r"cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.\d+"), 16),  # the CUDA driver: user and process in hexadecimal
+)
+"""Names that carry the pid of their maker, and its base."""
 
 
 @attrs.frozen(order=True)
@@ -55,6 +64,36 @@ def made_by(
         if segment is not None and segment.inode not in before:
             found.add(segment)
     return frozenset(found)
+
+
+def named_after(processes: Iterable[ProcessIdentity], before: frozenset[int], *, shm: Path = SHM) -> frozenset[Segment]:
+    """Segments of our own user whose names say that one of these processes, now gone, made them; blocking.
+
+    The caller has just seen them end. A pid that somebody else has by now proves nothing any more.
+    """
+    gone = {process.pid for process in processes if _gone_and_not_followed(process)}
+    found = set()
+    for name in os.listdir(shm) if gone else ():
+        segment = _segment(str(shm / name)) if _maker(name) in gone else None
+        if segment is not None and segment.inode not in before:
+            found.add(segment)
+    return frozenset(found)
+
+
+def _gone_and_not_followed(process: ProcessIdentity) -> bool:
+    try:
+        stat = identity.read_stat(process.pid)
+    except OSError:  # not to be seen is not gone
+        return False
+    return stat is None or (stat.dead and stat.start_ticks == process.start_ticks)
+
+
+def _maker(name: str) -> int | None:
+    for pattern, base in _NAMED:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return int(match[1], base)
+    return None
 
 
 def remove_unused(

@@ -8,10 +8,10 @@ It parks: `/sleep` and `/wake` with the key in FAKE_ADMIN give back and take aga
 call is a line of `--diary`. `--fault` makes it misbehave:
 lost_sleep, lost_wake (done, and the connection closes without an answer), slow_sleep (done, answered after
 30 s), keeps (a 200 that frees nothing), late (frees 1 s after its 200), dies (exits after its 200), refuses (409),
-other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), door
-(listens on every address as well), door_later (1 s after its start), door_told (once a file beside the diary says
-so), worker_door (a child of it does), open
-(its own port is on every address).
+other (answers otherwise once it woke), mute (no canary once it woke), shm (leaves shared memory behind), shm_told
+(and exits once a file beside the diary says so), shm_torch (named after itself as PyTorch does, and exits at once),
+door (listens on every address as well), door_later (1 s after its start), door_told (once a file beside the diary
+says so), worker_door (a child of it does), open (its own port is on every address).
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ def release() -> None:
     memory = bytearray()
 
 
-def open_when_told() -> None:
-    while not os.path.exists(os.path.splitext(options.diary)[0] + ".door"):
+def wait_for(suffix: str) -> None:
+    """Until the test has made that file beside the diary."""
+    while not os.path.exists(os.path.splitext(options.diary)[0] + suffix):
         time.sleep(0.01)
+
+
+def open_when_told() -> None:
+    wait_for(".door")
     kept.append(socket.create_server(("0.0.0.0", 0)))
     note("door")
 
@@ -212,6 +217,17 @@ def main() -> None:
         with open(f"/dev/shm/fake_{os.getpid()}", "w+b") as file:
             file.truncate(4096)
             kept.append(mmap.mmap(file.fileno(), 4096))
+    if args.fault == "shm_told":
+        with open(f"/dev/shm/fake_{os.getpid()}", "w+b") as file:
+            file.truncate(4096)
+            kept.append(mmap.mmap(file.fileno(), 4096))
+        wait_for(".exit")
+        os._exit(1)
+    if args.fault == "shm_torch":
+        with open(f"/dev/shm/torch_{os.getpid()}_{time.time_ns()}_0", "w+b") as file:
+            file.truncate(4096)
+        note(file.name)
+        os._exit(1)
     if args.fault == "door":
         door = socket.create_server(("0.0.0.0", 0))
         kept.append(door)

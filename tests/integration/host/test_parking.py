@@ -15,7 +15,7 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.fsm.types import Bytes, Millis, ProcessIdentity, RequestId, Residency, Token
-from capyctl.host import custody, logs, looks
+from capyctl.host import arrivals, custody, launching, logs, looks
 from capyctl.host import journal as journals
 from capyctl.host.engine import LOAD_EVERY_S
 from capyctl.host.journal import Memory, open_journal
@@ -417,6 +417,50 @@ async def test_shared_memory_of_a_killed_engine_goes_with_the_proof_of_its_end(h
             await stopped(running, incarnation())
             assert segment.exists()
         segment.unlink()
+
+
+async def test_shared_memory_is_seen_when_it_is_made_not_when_the_next_look_is_due(
+    host: Host, model: Path, diary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may die right after it made some, and then nobody could tell whose it is."""
+    monkeypatch.setattr(launching, "OVERSEE_FIRST_S", 600.0)
+    monkeypatch.setattr(custody, "OVERSEE_S", 600.0)
+    async with host() as running, trio.open_nursery() as nursery:
+        results: list[m.Result] = []
+
+        async def start() -> None:
+            results.append(await running.agent.handle(launch(model, diary=str(diary), fault="shm_told")))
+
+        nursery.start_soon(start)
+        with trio.fail_after(20):
+            while not (made := await segments_of(running)):
+                await trio.sleep(0.02)
+        assert all(Path(one.path).exists() for one in made)
+        diary.with_suffix(".exit").touch()
+        with trio.fail_after(20):
+            while not results:
+                await trio.sleep(0.02)
+        assert isinstance(results[0], m.LaunchRefused)
+        assert not any(Path(one.path).exists() for one in made)
+
+
+async def segments_of(running: Running) -> frozenset[Segment]:
+    record = await running.agent.journal.launch(incarnation())
+    return frozenset() if record is None else record.segments
+
+
+async def test_what_bears_the_name_of_an_engine_that_died_goes_though_nobody_saw_it(
+    host: Host, model: Path, diary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_watch(directory: Path) -> int:
+        raise OSError("no watch to be had")
+
+    monkeypatch.setattr(arrivals, "_watch", no_watch)
+    async with host() as running:
+        result = await running.agent.handle(launch(model, diary=str(diary), fault="shm_torch"))
+        assert isinstance(result, m.LaunchRefused)
+        (path,) = told(diary)
+        assert not Path(path).exists()
 
 
 async def test_a_restarted_role_removes_what_an_engine_left(host: Host, model: Path, diary: Path) -> None:
