@@ -137,13 +137,7 @@ class StartWatch:
 
     async def _check(self, engine: Engine) -> tuple[ProcessIdentity, ...]:
         """Look for compilers, and who the engine's processes are by now."""
-
-        def look() -> tuple[bool, tuple[ProcessIdentity, ...]]:
-            return builds(identity.group_members(engine.api), self.proc), identity.with_roles(
-                engine.api, engine.processes
-            )
-
-        building, group = await in_thread(look)
+        building, group = await in_thread(lambda: look_at(engine, self.proc))
         self.peak.checked(building=building)
         return group
 
@@ -154,6 +148,11 @@ class StartWatch:
             drop = self.available_bytes - await self.observer.available()
             held[self.observer.ram] = max(Bytes(drop), held.get(self.observer.ram, Bytes(0)))
         self.peak.sampled(held)
+
+
+def look_at(engine: Engine, proc: Path = PROC) -> tuple[bool, tuple[ProcessIdentity, ...]]:
+    """Whether something is compiled for it now, and its processes; reads all of /proc."""
+    return builds(identity.group_members(engine.api, proc), proc), identity.with_roles(engine.api, engine.processes)
 
 
 def _any_moves(custody: Custody, engine: Engine | None) -> bool:
