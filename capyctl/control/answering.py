@@ -146,9 +146,7 @@ def _moves(book: Book, lane: Lane, host: HostId) -> bool:
     if host in book.active_switches:
         return True
     return any(
-        other.deployment != lane.deployment and row.run.host == host and (row.in_progress or _unproven(row))
-        for other, row in book.instances.items()
-        if row.has_launch
+        other.deployment != lane.deployment and (row.in_progress or _unproven(row)) for other, row in book.on(host)
     )
 
 

@@ -25,7 +25,7 @@ from capyctl.control.records import (
     Record,
 )
 from capyctl.control.traffic import QueueLimits, Traffic
-from capyctl.fsm import operation, request, switch
+from capyctl.fsm import deployment, operation, request, switch
 from capyctl.fsm.types import (
     DeploymentId,
     Domain,
@@ -43,6 +43,8 @@ from capyctl.fsm.types import (
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import Observation
 
+SETTLING = frozenset({deployment.Phase.REVISING, deployment.Phase.DELETING})
+"""Deployments in one of these wait for their instances to come to an end."""
 LEASED = request.CANCELLING | {request.Phase.ADMITTED}
 """Entering one of these writes the request's row."""
 
@@ -132,6 +134,8 @@ class Book:
     routes: dict[str, DeploymentId] = attrs.field(factory=dict)
     lanes: dict[DeploymentId, tuple[Lane, ...]] = attrs.field(factory=dict)
     open_operations: dict[DeploymentId, dict[OperationId, None]] = attrs.field(factory=dict)
+    preparing: set[OperationId] = attrs.field(factory=set)  # of those, the preinitializations
+    past_operations: set[OperationId] = attrs.field(factory=set)  # ended, and not the latest of their deployment
     active_switches: dict[HostId, SwitchId] = attrs.field(factory=dict)
     doubted: set[Lane] = attrs.field(factory=set)  # READY lanes whose gate waits for a proof
     looks: dict[Lane, Token] = attrs.field(factory=dict)  # the probe in flight for each of those
@@ -142,6 +146,10 @@ class Book:
     released_at: dict[Lane, Millis] = attrs.field(factory=dict)  # when a lane's memory last came free
     latest_operation: dict[DeploymentId, OperationId] = attrs.field(factory=dict)
     busy: set[Lane] = attrs.field(factory=set)  # lanes on which something is planned or in progress
+    in_phase: dict[object, set[Lane]] = attrs.field(factory=dict)  # the busy ones by their phase
+    placed: dict[HostId, set[Lane]] = attrs.field(factory=dict)  # lanes of which processes exist or may, by host
+    settling: set[DeploymentId] = attrs.field(factory=set)  # those that wait for an end of instances
+    named: dict[str, DeploymentId] = attrs.field(factory=dict)  # deployments by name
     wished: set[Lane] = attrs.field(factory=set)  # lanes that somebody wants to serve and that do not yet
     traffic: Traffic = attrs.field(factory=Traffic)
     due: Due = attrs.field(factory=Due)
@@ -193,28 +201,75 @@ class Book:
         self.dirty = True
 
     def put_deployment(self, row: DeploymentRow) -> None:
-        self.deployments[row.state.deployment] = row
-        self.touch("deployment", row.state.deployment)
+        identity = row.state.deployment
+        before = self.deployments.get(identity)
+        if before is not None and before.spec.name != row.spec.name:
+            self.named.pop(before.spec.name, None)
+        self.named[row.spec.name] = identity
+        self.deployments[identity] = row
+        self._note_settling(identity)
+        self.touch("deployment", identity)
+
+    def drop_deployment(self, identity: DeploymentId) -> None:
+        """Forget a deployment of which no instance is left, and what is remembered of it."""
+        row = self.deployments.pop(identity)
+        if self.named.get(row.spec.name) == identity:
+            del self.named[row.spec.name]
+        for route in row.spec.routes:
+            if self.routes.get(route) == identity:
+                del self.routes[route]
+        self.traffic.forget(identity)
+        self.measuring.discard(identity)
+        self.settling.discard(identity)
+        opened, latest = self.open_operations.get(identity, {}), self.latest_operation.get(identity)
+        self.preparing -= opened.keys()
+        if latest is not None and latest not in opened:
+            self.past_operations.add(latest)
+        for memo in (self.evicts_again_at, self.measured_at, self.lanes, self.open_operations, self.latest_operation):
+            memo.pop(identity, None)
+        self.touch("deployment", identity)
+
+    def _note_settling(self, identity: DeploymentId) -> None:
+        row = self.deployments.get(identity)
+        if row is not None and (row.state.phase in SETTLING or len(self.lanes.get(identity, ())) != row.spec.instances):
+            self.settling.add(identity)
+        else:
+            self.settling.discard(identity)
 
     def put_instance(self, lane: Lane, row: InstanceRow) -> None:
-        if lane not in self.instances:
+        before = self.instances.get(lane)
+        if before is None:
             self.lanes[lane.deployment] = tuple(sorted((*self.lanes.get(lane.deployment, ()), lane)))
+            self._note_settling(lane.deployment)
+        else:
+            self._lift(lane, before)
         self.instances[lane] = row
         if row.in_progress:
             self.busy.add(lane)
+            self.in_phase.setdefault(row.phase, set()).add(lane)
         else:
             self.busy.discard(lane)
+        if row.has_launch and row.run.host is not None:
+            self.placed.setdefault(row.run.host, set()).add(lane)
         if row.wish is not None:
             self.wished.add(lane)
         else:
             self.wished.discard(lane)
         self.touch("instance", str(lane))
 
+    def _lift(self, lane: Lane, row: InstanceRow) -> None:
+        """Take a lane out of where this row of it stands."""
+        if lane in (beside := self.in_phase.get(row.phase, set())):
+            beside.discard(lane)
+        if row.run.host is not None and lane in (beside := self.placed.get(row.run.host, set())):
+            beside.discard(lane)
+
     def drop_instance(self, lane: Lane) -> None:
-        del self.instances[lane]
+        self._lift(lane, self.instances.pop(lane))
         for known in (self.busy, self.wished, self.draining, self.doubted, self.windowed, self.moved, self.no_room):
             known.discard(lane)
         self.lanes[lane.deployment] = tuple(other for other in self.lanes[lane.deployment] if other != lane)
+        self._note_settling(lane.deployment)
         for memo in (
             self.used_at,
             self.loads,
@@ -302,6 +357,15 @@ class Book:
         """The instances of a deployment, by index."""
         for lane in self.lanes.get(deployment, ()):
             yield lane, self.instances[lane]
+
+    def on(self, host: HostId) -> list[tuple[Lane, InstanceRow]]:
+        """The instances of which processes exist on a host, or may, by lane."""
+        return [(lane, self.instances[lane]) for lane in sorted(self.placed.get(host, ()))]
+
+    def being(self, *phases: object) -> list[tuple[Lane, InstanceRow]]:
+        """The busy instances in one of these phases, by lane."""
+        lanes = sorted(lane for phase in phases for lane in self.in_phase.get(phase, ()))
+        return [(lane, self.instances[lane]) for lane in lanes]
 
     def serving(self, deployment: DeploymentId) -> list[Incarnation]:
         """Incarnations with an open gate, by index."""

@@ -128,9 +128,8 @@ def _create(book: Book, event: e.DeployAsked) -> Receipt:
     spec, identity = event.spec, event.deployment
     taken = [route for route in spec.routes if route in book.routes]
     row = DeploymentRow(state=deployment.State(deployment=identity), spec=spec, created_at_ms=event.now_ms)
-    fact = deployment.DeployAsked(
-        now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=not taken and spec.name not in book.named
-    )
+    free = not taken and spec.name not in book.named
+    fact = deployment.DeployAsked(now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=free)
     after, effects = deployment.step(row.state, fact)
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))

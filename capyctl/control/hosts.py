@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import lanes, leftovers, peaks, refusing, requests, residents, switching
+from capyctl.control import idle, lanes, leftovers, peaks, refusing, requests, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -11,7 +11,7 @@ from capyctl.fsm import facts, gate, residency
 from capyctl.fsm.instance import in_flight, wants_proof
 from capyctl.fsm.proofs import Quiet
 from capyctl.fsm.residency import ResidencyPhase
-from capyctl.fsm.types import HostId, Lane, Millis, Role
+from capyctl.fsm.types import Lane, Millis, Role
 from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 
@@ -37,7 +37,7 @@ def online(book: Book, event: e.HostOnline) -> None:
     book.online.add(host)
     peaks.installed(book, host, event.installations)
     leftovers.prune_logs(book, host)
-    for lane in _on(book, host):
+    for lane, _ in book.on(host):
         lanes.tell(book, lane, facts.HostReturned(now_ms=event.now_ms))
 
 
@@ -57,7 +57,7 @@ def offline(book: Book, event: e.HostOffline) -> None:
     """A session is lost: its gates close, everything stays charged, nothing is given up (invariant 25)."""
     book.online.discard(event.host)
     book.seen.pop(event.host, None)
-    for lane in _on(book, event.host):
+    for lane, _ in book.on(event.host):
         lanes.tell(book, lane, gate.HostLost(now_ms=event.now_ms))
 
 
@@ -67,10 +67,6 @@ def observed(book: Book, event: e.Observed) -> None:
     residents.judged(book, event)
     if book.shortfalls or book.active_switches:
         book.dirty = True
-
-
-def _on(book: Book, host: HostId) -> list[Lane]:
-    return [lane for lane, row in book.instances.items() if row.run.host == host and row.has_launch]
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------
@@ -274,6 +270,4 @@ def restart(book: Book, event: e.ControllerStarted) -> None:
                 facts.OrderLost(now_ms=event.now_ms, token=machine.run.token, reason="the controller restarted"),
             )
         book.used_at.setdefault(lane, event.now_ms)
-    for limit in (book.settings.ready_idle_ms, book.settings.parked_idle_ms):
-        if limit is not None:
-            book.due.at(Millis(event.now_ms + limit + 1), "idle", None)
+        idle.watch(book, lane)

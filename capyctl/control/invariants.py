@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from capyctl.control import operations, requests, switching
-from capyctl.control.book import Book, lane_of
+from capyctl.control.book import SETTLING, Book, lane_of
 from capyctl.control.records import InstanceRow
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import activation, cleanup, deployment, instance, operation, request, residency, switch
@@ -389,6 +389,29 @@ def idx_busy(book: Book) -> bool:
     }
 
 
+def idx_places(book: Book) -> bool:
+    """Lanes are found by their phase while they are busy, and by the host that their processes are on."""
+    phases: dict[object, set[Lane]] = {}
+    hosts: dict[HostId, set[Lane]] = {}
+    for lane, row in book.instances.items():
+        if row.in_progress:
+            phases.setdefault(row.phase, set()).add(lane)
+        if row.has_launch and row.run.host is not None:
+            hosts.setdefault(row.run.host, set()).add(lane)
+    return {one: lanes for one, lanes in book.in_phase.items() if lanes} == phases and {
+        one: lanes for one, lanes in book.placed.items() if lanes
+    } == hosts
+
+
+def idx_deployments(book: Book) -> bool:
+    """Deployments are found by their names, and those that wait for an end of instances are known."""
+    return book.named == {row.spec.name: identity for identity, row in book.deployments.items()} and book.settling == {
+        identity
+        for identity, row in book.deployments.items()
+        if row.state.phase in SETTLING or len(book.lanes.get(identity, ())) != row.spec.instances
+    }
+
+
 def idx_drains(book: Book) -> bool:
     """Every drain is watched, and exactly the doubted wait for a proof."""
     return book.draining >= {lane for lane, row in book.instances.items() if row.draining} and book.doubted == {
@@ -397,12 +420,18 @@ def idx_drains(book: Book) -> bool:
 
 
 def idx_operations(book: Book) -> bool:
-    """Open operations are those that have not ended."""
+    """Open operations are those that have not ended; past ones had another of their deployment after them."""
     derived: dict[DeploymentId, set[OperationId]] = {}
     for identity, state in book.operations.items():
         if state.phase in operations.OPEN:
             derived.setdefault(state.deployment, set()).add(identity)
-    return {one: set(opened) for one, opened in book.open_operations.items() if opened} == derived
+    opened = {one for identities in derived.values() for one in identities}
+    latest = set(book.latest_operation.values())
+    return (
+        {one: set(opened) for one, opened in book.open_operations.items()} == derived
+        and book.preparing == {one for one in opened if book.operations[one].kind is operation.Kind.PREINITIALIZE}
+        and book.past_operations == book.operations.keys() - opened - latest
+    )
 
 
 def idx_switches(book: Book) -> bool:
@@ -430,6 +459,7 @@ def idx_traffic(book: Book) -> bool:
     queues = book.traffic.queues
     return (
         {one: set(queue.waiting) for one, queue in queues.items() if queue.waiting} == waiting
+        and book.traffic.waited_for == waiting.keys()
         and {one: queue.running for one, queue in queues.items() if queue.running} == running
         and {lane: count for lane, count in book.running_on.items() if count} == on
         and book.traffic.waiting_total == sum(len(queue.waiting) for queue in queues.values())
@@ -493,6 +523,8 @@ STATE: tuple[StateClaim, ...] = (
     idx_lanes,
     idx_routes,
     idx_busy,
+    idx_places,
+    idx_deployments,
     idx_drains,
     idx_operations,
     idx_switches,

@@ -62,12 +62,28 @@ def index(book: Book, state: operation.State) -> None:
     opened = book.open_operations.setdefault(state.deployment, {})
     if state.phase in OPEN:
         opened[state.operation] = None
+        if state.kind is Kind.PREINITIALIZE:
+            book.preparing.add(state.operation)
     else:
         opened.pop(state.operation, None)
+        book.preparing.discard(state.operation)
+    if not opened:
+        del book.open_operations[state.deployment]
     if state.phase is not Phase.PROPOSED:
         latest = book.operations.get(book.latest_operation.get(state.deployment, state.operation))
         if latest is None or (latest.accepted_at_ms or 0) <= (state.accepted_at_ms or 0):
             book.latest_operation[state.deployment] = state.operation
+            if latest is not None:
+                _note_past(book, latest)
+    _note_past(book, book.operations[state.operation])
+
+
+def _note_past(book: Book, state: operation.State) -> None:
+    """Whether it may be forgotten some time: it has ended, and its deployment had another one since."""
+    if state.phase not in OPEN and book.latest_operation.get(state.deployment) != state.operation:
+        book.past_operations.add(state.operation)
+    else:
+        book.past_operations.discard(state.operation)
 
 
 def prune(book: Book) -> None:
@@ -75,14 +91,10 @@ def prune(book: Book) -> None:
     surplus = len(book.operations) - KEPT_MAX
     if surplus <= 0:
         return
-    latest = set(book.latest_operation.values())
-    ended = sorted(
-        (state.ended_at_ms or 0, identity)
-        for identity, state in book.operations.items()
-        if state.phase not in OPEN and identity not in latest
-    )
+    ended = sorted((book.operations[identity].ended_at_ms or 0, identity) for identity in book.past_operations)
     for _, identity in ended[:surplus]:
         del book.operations[identity]
+        book.past_operations.discard(identity)
         book.touch("operation", identity)
 
 

@@ -18,11 +18,10 @@ OPEN = (operation.Result.PENDING, operation.Result.UNKNOWN)
 
 def advance(book: Book) -> None:
     """Take the next step of every open preinitialization."""
-    for opened in list(book.open_operations.values()):
-        for identity in tuple(opened):
-            state = book.operations[identity]
-            if state.kind is operation.Kind.PREINITIALIZE and not _waits_for_its_turn(book, state):
-                _advance(book, state)
+    for identity in sorted(book.preparing):
+        state = book.operations[identity]
+        if identity in book.preparing and not _waits_for_its_turn(book, state):
+            _advance(book, state)
 
 
 def _waits_for_its_turn(book: Book, state: operation.State) -> bool:

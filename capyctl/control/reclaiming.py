@@ -10,20 +10,24 @@ from collections.abc import Sequence
 
 from capyctl.control import commands
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.records import InstanceRow
 from capyctl.fsm import cleanup, instance
 from capyctl.fsm.types import Activation, HostId, Lane, Millis, StopKind
 from capyctl.ledger import parked
 from capyctl.ledger.asks import Ask
+from capyctl.ledger.placement import hosts_of
 from capyctl.ledger.victims import Candidate, Eviction
 
 
 def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
     """Whether parked copies are leaving so that one of these steps may fit; whoever asked looks again then."""
-    if any(_leaves(book, other, {ask.host for ask in tries}) for other in book.busy):
+    hosts = hosts_of(tries)
+    if any(_leaves(row) and row.run.host in hosts for _, row in book.being(*cleanup.ENDING)):
         return True
-    candidates = _candidates(book, lane)
+    candidates = {host: _candidates(book, lane, host) for host in hosts}
     for ask in tries:
-        plan = parked.reclaim(book.ledger, ask, candidates, since_ms=book.now_ms, seen=book.seen, now_ms=book.now_ms)
+        mine = candidates[ask.host]
+        plan = parked.reclaim(book.ledger, ask, mine, since_ms=book.now_ms, seen=book.seen, now_ms=book.now_ms)
         if isinstance(plan, Eviction) and plan.victims:
             for owner in plan.owners:
                 commands.stop_lane(book, lane_of_owner(owner), StopKind.RECLAIM)
@@ -31,18 +35,16 @@ def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
     return False
 
 
-def _leaves(book: Book, lane: Lane, hosts: set[HostId]) -> bool:
+def _leaves(row: InstanceRow) -> bool:
     """It is being ended for somebody's room; one whose end nobody knows is not waited for."""
-    row = book.instances[lane]
     stop = instance.why_stopped(row.machine)
-    reclaimed = stop is not None and stop.kind is StopKind.RECLAIM
-    return reclaimed and row.phase in cleanup.ENDING and row.run.host in hosts
+    return stop is not None and stop.kind is StopKind.RECLAIM
 
 
-def _candidates(book: Book, target: Lane) -> list[Candidate]:
-    """Parked instances that nobody is about to wake."""
+def _candidates(book: Book, target: Lane, host: HostId) -> list[Candidate]:
+    """Parked instances on this host that nobody is about to wake."""
     found = []
-    for lane, row in book.instances.items():
+    for lane, row in book.on(host):
         if lane == target or not row.is_parked or row.wish is not None:
             continue
         spec = book.deployments[lane.deployment].spec

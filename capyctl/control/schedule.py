@@ -6,18 +6,20 @@ repeats until nothing moves; that it ends is invariant 71.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 
 import attrs
 
-from capyctl.control import commands, lanes, notices, operations, preinit, reclaiming, requests, switching
-from capyctl.control.book import Book
+from capyctl.control import commands, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
+from capyctl.control.book import SETTLING, Book
 from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import DeploymentRow, InstanceRow, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import deployment, facts, residency, switch
 from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
@@ -32,7 +34,6 @@ from capyctl.ledger.types import DomainKind
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
 PARK_LIMIT_MS = 120_000
-MARGIN_MS = 1
 PASSING = frozenset({"stale_observation", "device_unobserved"})
 """Verdicts that time alone may change: a sample that is a little ahead of our clock counts once its time has come."""
 HALF_A_SECOND = 500  # an idle model for which somebody waits is looked at again after this
@@ -73,8 +74,7 @@ def settle(book: Book) -> None:
 
 def _busy(book: Book, *phases: object) -> list[tuple[Lane, InstanceRow]]:
     """Lanes in one of these phases, those first whose wish is oldest."""
-    rows = [(lane, book.instances[lane]) for lane in book.busy if book.instances[lane].machine.phase in phases]
-    return sorted(rows, key=lambda pair: (pair[1].wish.since_ms if pair[1].wish else 0, pair[0]))
+    return sorted(book.being(*phases), key=lambda pair: (pair[1].wish.since_ms if pair[1].wish else 0, pair[0]))
 
 
 # --- turns, drains, parks, wakes ----------------------------------------------------------------------
@@ -82,8 +82,7 @@ def _busy(book: Book, *phases: object) -> list[tuple[Lane, InstanceRow]]:
 
 def _turns(book: Book) -> None:
     """Cleanups whose host answers get their next order; what cannot be sent now waits for the host."""
-    for lane in sorted(book.busy):
-        row = book.instances[lane]
+    for lane, row in book.being(*CleanupPhase):
         if wants(row.machine, book.now_ms) is Want.TURN and row.run.host in book.online:
             lanes.tell(book, lane, facts.Turn(now_ms=book.now_ms, token=book.draw_token()))
 
@@ -324,7 +323,9 @@ def _grounds(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> t
     """All that a verdict on a start rests on, beside the time: while it is the very same, so is the verdict."""
     owner = book.deployments[lane.deployment]
     wished = row.wish.host if row.wish is not None else None
-    return (book.ledger, owner.spec, owner.plans, row.last_host, wished, *hosts, *map(book.seen.get, hosts))
+    ledger = book.ledger
+    about = ((host, ledger.hosts.get(host), ledger.shelf(host), book.seen.get(host)) for host in hosts)
+    return (owner.spec, owner.plans, row.last_host, wished, *itertools.chain.from_iterable(about))
 
 
 def _stands(known: tuple[object, ...] | None, grounds: tuple[object, ...]) -> bool:
@@ -430,15 +431,14 @@ def usable(book: Book, lane: Lane) -> list[HostId]:
 
 def _lift_holds(book: Book) -> None:
     """A held start is looked at again once nobody loads or wakes on any host that it may use."""
-    held = _busy(book, ActivationPhase.HELD)
-    if not held:
-        return
-    loading = {one.host for _, one in book.ledger.rows() if one.phase in forecast.LOADING and not one.uncertain}
-    for lane, row in held:
-        if row.held_for is HoldCause.PEER_STARTUP:
-            hosts = set(book.deployments[lane.deployment].plans)
-            if not hosts & loading:
-                lanes.tell(book, lane, facts.HoldLifted(now_ms=book.now_ms))
+    for lane, row in _busy(book, ActivationPhase.HELD):
+        hosts = book.deployments[lane.deployment].plans
+        if row.held_for is HoldCause.PEER_STARTUP and not any(_is_loading(book, host) for host in hosts):
+            lanes.tell(book, lane, facts.HoldLifted(now_ms=book.now_ms))
+
+
+def _is_loading(book: Book, host: HostId) -> bool:
+    return any(forecast.loads(held) for _, held in book.ledger.on(host))
 
 
 # --- waiting requests -----------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def _lift_holds(book: Book) -> None:
 
 def _waiters(book: Book) -> None:
     """Let waiters in where there is a place; want an instance for those that nobody is on the way to serve."""
-    wanted = book.asked | {target for target, queue in book.traffic.queues.items() if queue.waiting}
+    wanted = book.asked | book.traffic.waited_for
     book.asked.clear()
     for target in sorted(wanted):  # sets have no order that a replay could rely on
         row = book.deployments.get(target)
@@ -509,14 +509,10 @@ def _restart_saturated(book: Book, target: DeploymentId) -> None:
 
 def _settled(book: Book) -> None:
     """Revisions and deletes go on once nothing of the old instances is left; surplus instances go."""
-    for target, row in list(book.deployments.items()):
-        if (
-            row.state.phase not in (deployment.Phase.REVISING, deployment.Phase.DELETING)
-            and len(book.lanes.get(target, ())) == row.spec.instances
-        ):
-            continue
+    for target in sorted(book.settling):
+        row = book.deployments[target]
         live = [one for _, one in book.of(target) if one.has_launch or one.in_progress]
-        if row.state.phase in (deployment.Phase.REVISING, deployment.Phase.DELETING):
+        if row.state.phase in SETTLING:
             if not live:
                 commands.tell(book, target, deployment.InstancesSettled(now_ms=book.now_ms))
         else:
@@ -527,27 +523,28 @@ def _settled(book: Book) -> None:
 # --- timers ---------------------------------------------------------------------------------------------------
 
 
-def idle_timers(book: Book) -> None:
+def idle_timer(book: Book, lane: Lane) -> None:
     """Park or stop what nobody used for long enough; an answer's last byte is what the clock counts from."""
-    settings = book.settings
-    for lane, row in list(book.instances.items()):
-        spec = book.deployments[lane.deployment].spec
-        if spec.warm or spec.activation is Activation.EXPLICIT:
-            continue
-        if book.running_on.get(lane, 0):
-            book.used_at[lane] = book.now_ms
-        since = book.used_at.setdefault(lane, book.now_ms)
-        if row.gate_open and settings.ready_idle_ms is not None:
-            if book.now_ms - since >= settings.ready_idle_ms and not book.traffic.queue(lane.deployment).waiting:
-                commands.park_lane(book, lane, Origin.IDLE)
-            else:
-                ends_at = max(since, book.now_ms - settings.ready_idle_ms + HALF_A_SECOND) + settings.ready_idle_ms
-                book.due.at(Millis(ends_at + MARGIN_MS), "idle", None)
-        elif row.is_parked and settings.parked_idle_ms is not None:
-            if book.now_ms - since >= settings.parked_idle_ms:
-                commands.stop_lane(book, lane, StopKind.IDLE)
-            else:
-                book.due.at(Millis(since + settings.parked_idle_ms + MARGIN_MS), "idle", None)
+    row, settings = book.instances.get(lane), book.settings
+    if row is None:
+        return
+    spec = book.deployments[lane.deployment].spec
+    if spec.warm or spec.activation is Activation.EXPLICIT:
+        return
+    if book.running_on.get(lane, 0):
+        book.used_at[lane] = book.now_ms
+    since = book.used_at.setdefault(lane, book.now_ms)
+    if row.gate_open and settings.ready_idle_ms is not None:
+        if book.now_ms - since >= settings.ready_idle_ms and not book.traffic.queue(lane.deployment).waiting:
+            commands.park_lane(book, lane, Origin.IDLE)
+        else:
+            ends_at = max(since, book.now_ms - settings.ready_idle_ms + HALF_A_SECOND) + settings.ready_idle_ms
+            book.due.at(Millis(ends_at + idle.MARGIN_MS), "idle", lane)
+    elif row.is_parked and settings.parked_idle_ms is not None:
+        if book.now_ms - since >= settings.parked_idle_ms:
+            commands.stop_lane(book, lane, StopKind.IDLE)
+        else:
+            book.due.at(Millis(since + settings.parked_idle_ms + idle.MARGIN_MS), "idle", lane)
 
 
-__all__ = ["idle_timers", "place", "settle"]
+__all__ = ["idle_timer", "place", "settle"]

@@ -6,7 +6,7 @@ for: the target, the victims, whether it fits now, and what became of each victi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -22,7 +22,7 @@ from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Stop
 from capyctl.fsm.switch import Phase
 from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind, SwitchId
-from capyctl.ledger import admission, victims
+from capyctl.ledger import admission, placement, victims
 from capyctl.ledger.asks import Ask
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.shortfall import Shortfall
@@ -57,9 +57,25 @@ def closes(book: Book, lane: Lane) -> bool:
     )
 
 
-def names(book: Book) -> dict[str, str]:
+@attrs.frozen
+class _Names(Mapping[str, str]):
+    """Looked up when a message names an owner, one by one: a fleet has many."""
+
+    book: Book
+
+    def __getitem__(self, owner: str) -> str:
+        return self.book.deployments[lane_of_owner(owner).deployment].spec.name
+
+    def __iter__(self) -> Iterator[str]:
+        return (lane.owner for lane in self.book.instances)
+
+    def __len__(self) -> int:
+        return len(self.book.instances)
+
+
+def names(book: Book) -> Mapping[str, str]:
     """Ledger owners by the names that people gave them."""
-    return {lane.owner: book.deployments[lane.deployment].spec.name for lane in book.instances}
+    return _Names(book)
 
 
 def words(book: Book, short: Shortfall) -> str:
@@ -85,10 +101,7 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
             continue  # a verdict on an instance that the same command is to start ended its wait too
         if any(state.target == lane.deployment for state in active(book)):
             continue
-        candidates = _candidates(book, lane)
-        if _asked_before(book, lane, since_ms, candidates):
-            continue
-        _begin_for(book, lane, since_ms, asks_of, candidates)
+        _begin_for(book, lane, since_ms, asks_of)
 
 
 def _wants_a_switch_since(book: Book, lane: Lane) -> Millis | None:
@@ -123,13 +136,17 @@ def _begin_for(
     lane: Lane,
     since_ms: Millis,
     asks_of: Callable[[Book, Lane], Sequence[Ask]],
-    candidates: list[victims.Candidate],
 ) -> None:
     tries = asks_of(book, lane)
-    if not tries or any(ask.host in book.active_switches for ask in tries):
+    hosts = placement.hosts_of(tries)
+    if not hosts or any(host in book.active_switches for host in hosts):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
-    if any(verifying.holds_back(book, lane.deployment, ask.host) for ask in tries):
+    if any(verifying.holds_back(book, lane.deployment, host) for host in hosts):
         return  # whoever has waited longer is about to be told that it may have the room
+    others = [host for other in _started_with(book, lane) for host in placement.hosts_of(asks_of(book, other))]
+    candidates = _candidates(book, lane, tuple(dict.fromkeys((*hosts, *others))))
+    if _asked_before(book, lane, since_ms, candidates):
+        return
     plans = _plans(book, lane, since_ms, tries, asks_of, candidates)
     if isinstance(plans, Nowhere):
         why = _refused_by(book, lane, since_ms, tries, asks_of, candidates)
@@ -185,7 +202,7 @@ def _refused_by(
     candidates: list[victims.Candidate],
 ) -> tuple[str, int] | None:
     """What requests are told, and when to ask again, where there is no room only because victims are left alone."""
-    everybody = _candidates(book, lane, left_alone=True)
+    everybody = _candidates(book, lane, placement.hosts_of(tries), left_alone=True)
     if len(everybody) == len(candidates):
         return None
     plans = _plans(book, lane, since_ms, tries, asks_of, everybody)
@@ -272,13 +289,15 @@ def verified(book: Book, event: e.StartVerified) -> None:
             say_short(book, lane, event.code, event.reason, final=True)
 
 
-def _candidates(book: Book, target: Lane, *, left_alone: bool = False) -> list[victims.Candidate]:
-    """Who might give way: instances of other deployments that serve or are parked; the ledger knows what they hold.
+def _candidates(
+    book: Book, target: Lane, hosts: Sequence[HostId], *, left_alone: bool = False
+) -> list[victims.Candidate]:
+    """Who might give way on these hosts: instances of other deployments that serve or are parked there.
 
-    `left_alone`: those too that would not, not long ago.
+    What they hold is known to the ledger. `left_alone`: those too that would not, not long ago.
     """
     found = []
-    for lane, row in book.instances.items():
+    for lane, row in (pair for host in hosts for pair in book.on(host)):
         if lane.deployment == target.deployment or not (row.gate_open or row.is_parked):
             continue
         if refusing.is_left_alone(book, lane) and not left_alone:

@@ -36,6 +36,7 @@ class Traffic:
 
     limits: QueueLimits = attrs.field(factory=QueueLimits)
     queues: dict[DeploymentId, Queue] = attrs.field(factory=dict)
+    waited_for: set[DeploymentId] = attrs.field(factory=set)  # of those, where somebody waits
     waiting_total: int = 0
     waiting_bytes: int = 0
 
@@ -64,13 +65,17 @@ class Traffic:
             queue.waiting = {request: body_bytes, **queue.waiting}
         else:
             queue.waiting[request] = body_bytes
+        self.waited_for.add(deployment)
         self.waiting_total += 1
         self.waiting_bytes += body_bytes
 
     def leave(self, deployment: DeploymentId, request: RequestId) -> None:
         """Give the waiting slot back."""
-        self.waiting_bytes -= self.queue(deployment).waiting.pop(request)
+        waiting = self.queue(deployment).waiting
+        self.waiting_bytes -= waiting.pop(request)
         self.waiting_total -= 1
+        if not waiting:
+            self.waited_for.discard(deployment)
 
     def run(self, deployment: DeploymentId, request: RequestId, incarnation: Incarnation) -> None:
         """Take a place."""

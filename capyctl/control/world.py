@@ -199,11 +199,11 @@ def _tick(book: Book) -> None:
                 lanes.ticked(book, key)
             case "answer", str():
                 answering.ticked(book, key)
+            case "idle", Lane():
+                schedule.idle_timer(book, key)
             case _:
-                pass  # "waiters", "verify" and "idle" only ask for a pass
+                pass  # "waiters" and "verify" only ask for a pass
     book.dirty = True
-    if book.settings.ready_idle_ms is not None or book.settings.parked_idle_ms is not None:
-        schedule.idle_timers(book)
 
 
 def _resolved(book: Book, event: e.RevisionResolved) -> None:

@@ -15,8 +15,7 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Device, Domain, HostId
 from capyctl.host.cards import Card
 from capyctl.host.memory import Seen
-from capyctl.ledger.cards import card_index
-from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, card_index
 from capyctl.units import Auto, Growth, Limit, Off, Percent, Size, format_size
 
 UNIFIED, SYSTEM = Domain("unified"), Domain("system")

@@ -9,7 +9,6 @@ Source: memory 11 (several devices, card on the chosen host).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
@@ -17,19 +16,11 @@ import attrs
 
 from capyctl.errors import check
 from capyctl.fsm.types import Domain
-from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Plan
+from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Plan, card_index
 from capyctl.units import gib
 
 SETS_MAX = 70
 """Sets of equal cards that are looked at: all of them for four of eight cards. Beyond that, neighbours by room."""
-
-_NUMBER = re.compile(r"\d+$")
-
-
-def card_index(card: Domain) -> tuple[int, str]:
-    """The number in a card's name, so that gpu10 comes after gpu2."""
-    digits = _NUMBER.search(card)
-    return (int(digits[0]) if digits else -1, card)
 
 
 def is_card(policy: HostPolicy, domain: Domain) -> bool:

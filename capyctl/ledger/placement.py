@@ -17,11 +17,11 @@ from capyctl.errors import check
 from capyctl.fsm.types import Domain, HostId, Millis, Phase
 from capyctl.ledger.admission import judge
 from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_start
-from capyctl.ledger.cards import card_index, cards_of, on_cards, sets
+from capyctl.ledger.cards import cards_of, on_cards, sets
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.forecast import Hold, gate, loads
 from capyctl.ledger.shortfall import Names, Shortfall
-from capyctl.ledger.types import Plan
+from capyctl.ledger.types import Plan, card_index
 
 
 class Strategy(enum.Enum):
@@ -96,11 +96,6 @@ class Tries(Sequence[Ask]):
     ledger: Ledger
     owner: str
     spots: tuple[Spot, ...]
-
-    @property
-    def hosts(self) -> tuple[HostId, ...]:
-        """The hosts, best first."""
-        return tuple(dict.fromkeys(spot.seat.host for spot in self.spots))
 
     @overload
     def __getitem__(self, index: int) -> Ask: ...
@@ -181,6 +176,11 @@ def place(
 def is_full(asks: Sequence[Ask], number: int) -> bool:
     """the sums that are known do not let it start there"""
     return isinstance(asks, Tries) and not asks.spots[number].fits
+
+
+def hosts_of(asks: Sequence[Ask]) -> tuple[HostId, ...]:
+    """The hosts of these starts, in their order; those of `candidates` need not be made for it."""
+    return tuple(dict.fromkeys(_hosts(asks)))
 
 
 def _hosts(asks: Sequence[Ask]) -> Iterator[HostId]:

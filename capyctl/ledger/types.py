@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 
 import attrs
@@ -38,6 +39,15 @@ class DomainPolicy:
     def most_bytes(self) -> int:
         """What may be charged at all: the managed limit, and the free reserve left alone."""
         return min(self.managed_bytes, self.capacity_bytes - self.reserve_bytes)
+
+
+_NUMBER = re.compile(r"\d+$")
+
+
+def card_index(card: Domain) -> tuple[int, str]:
+    """The number in a card's name, so that gpu10 comes after gpu2: the order of ranks."""
+    digits = _NUMBER.search(card)
+    return (int(digits[0]) if digits else -1, card)
 
 
 @attrs.frozen(kw_only=True)

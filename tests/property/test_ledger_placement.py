@@ -22,7 +22,8 @@ from ledger_values import (
 
 from capyctl.fsm.types import Device, Domain, HostId, Phase
 from capyctl.ledger import Ask, Hold, Nowhere, Proposal, Seat, Strategy, candidates, place
-from capyctl.ledger.cards import card_index, on_cards
+from capyctl.ledger.cards import on_cards
+from capyctl.ledger.types import card_index
 
 SMALL = plan(20, 20)
 
