@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from capyctl.checkpoints import sizing_llamacpp, sizing_tensors
+import attrs
+
+from capyctl.checkpoints import cache_server, sizing_llamacpp, sizing_tensors
 from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import Needs, check_fits, declared_phases, derived_phases
 from capyctl.checkpoints.time_limits import limits
@@ -45,18 +47,21 @@ def derive_plan(
       request_deadline_ms: the host's, for a document that states none; it bounds the derived time limits.
     Raises: Refusal `checkpoint_unusable` when the sums leave no cache, `no_safe_estimate` when memory cannot be
       derived and is not stated, `insufficient_resources` or `insufficient_device_memory` when it can never
-      fit this host, `invalid_config` for a context above the trained one, `missing_system_allocation`.
+      fit this host, `invalid_config` for a context above the trained one, `missing_system_allocation`,
+      `multi_gpu_unsupported` for ranks of a family that runs on one device, `host_ineligible` for cards that the
+      host has not, `capability_missing:lmcache` for a required cache server.
     """
     if document.topology.ranks > 1 and family not in SPLIT:
         raise Refusal("multi_gpu_unsupported", f"{document.name}: {family} runs on one device here; leave topology out")
     machine = machine_of(document, policy)
     weights = weights_of(facts)
+    server = cache_server.server_bytes(facts, document, family, residency)
     if document.resources is not None:
         phases = declared_phases(document, policy, machine, residency)
         provenance: dict[Phase, str] = dict.fromkeys(phases, "declared")
         needs = _beside_resources(facts, document, machine, family, phases[Phase.READY])
     else:
-        needs = _needs(facts, document, machine, family, residency)
+        needs = attrs.evolve(_needs(facts, document, machine, family, residency), cache_server_bytes=server)
         phases, provenance = derived_phases(needs, machine, residency)
     check_fits(phases, provenance, policy, document.name)
     built = bool(facts.get("kernels_built"))
