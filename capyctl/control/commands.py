@@ -21,7 +21,7 @@ from capyctl.control import (
 )
 from capyctl.control import events as e
 from capyctl.control.book import Book
-from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply
+from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply, StopFetching
 from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
 from capyctl.control.spec import Spec
 from capyctl.fsm import deployment, facts, instance, operation
@@ -582,6 +582,9 @@ def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by
             case deployment.MeasureCheckpoint(revision=revision):
                 book.order(Measure(deployment=identity, revision=revision))
             case deployment.PlanStop(indices=indices, kind=kind):
+                unwanted = kind is StopKind.DELETE or deployment.operator_stopped(row.state)
+                if unwanted and row.state.gate is not deployment.Gate.MEASURED:
+                    book.order(StopFetching(deployment=identity))
                 for lane, _ in list(book.of(identity)):
                     if kind is not StopKind.INSTANCE or lane.index in indices:  # retired ones may leave gaps
                         stop_lane(book, lane, kind)
@@ -622,6 +625,7 @@ def park_lane(book: Book, lane: Lane, origin: Origin) -> None:
 
 def _drop(book: Book, row: DeploymentRow) -> None:
     identity = row.state.deployment
+    book.order(StopFetching(deployment=identity))
     for lane, _ in list(book.of(identity)):
         _forget(book, lane, "the deployment was deleted")
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")

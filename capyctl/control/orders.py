@@ -114,10 +114,20 @@ class ConfirmStored(Order):
 
 @attrs.frozen(kw_only=True)
 class Measure(Order):
-    """Digest the checkpoint on an allowed host and resolve it. Outcome: RevisionResolved | RevisionUnusable."""
+    """Have the model on an allowed host, digest it and resolve it. Outcome: RevisionResolved | RevisionUnusable."""
 
     deployment: DeploymentId
     revision: int
+
+
+@attrs.frozen(kw_only=True)
+class StopFetching(Order):
+    """Nobody wants the model of a deployment any more: end its download, if there is one.
+
+    No outcome of its own: the Measure that it belongs to ends with the reason.
+    """
+
+    deployment: DeploymentId
 
 
 @attrs.frozen(kw_only=True)

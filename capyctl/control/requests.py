@@ -26,6 +26,8 @@ KV_PRESSURE_PPM = 900_000  # above this share of its cache an instance is asked 
 
 OF_FILES = frozenset({"checkpoint_mismatch", "checkpoint_unusable", "invalid_root", "unsafe_file", "too_large"})
 """Failures of a start that lie in the model's files: no patience of a client mends them, so it reads the code."""
+AT_ITS_SOURCE = frozenset({"unauthorized", "not_found"})
+"""What a source of models said to this machine: it says nothing about a client's own key or model."""
 NOT_WAITED_FOR = frozenset({Phase.CANCEL_STOP, Phase.COMPLETING})
 """A drain does not wait for these: the first settle at the stop itself, the second are delivered already."""
 
@@ -93,7 +95,7 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
         measuring.again(book, row)  # the next request finds what was put right in the meantime
         words = outward.words(state.gate_reason)
-        return state.gate_code or "checkpoint_unusable", f"{name} cannot start: {words}", None
+        return of_files(state.gate_code), f"{name} cannot start: {words}", None
     refusal = unprovable(book, row)
     if refusal is not None:
         return refusal
@@ -105,6 +107,11 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     ):
         return "deployment_inactive", f"only an operator starts it. Try: capyctl start deployment {name}", None
     return _backing_off(rows, event.now_ms)
+
+
+def of_files(code: str | None) -> str:
+    """The code that a client reads for a model whose files cannot be used."""
+    return "checkpoint_unusable" if code is None or code in AT_ITS_SOURCE else code
 
 
 def unprovable(book: Book, row: DeploymentRow) -> tuple[str, str, int | None] | None:

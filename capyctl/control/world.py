@@ -45,9 +45,12 @@ from capyctl.ledger.charges import Holding, Ledger
 COMMANDS = (e.DeployAsked, e.StartAsked, e.PreinitializeAsked, e.StopAsked, e.ParkAsked, e.DeleteAsked, e.DrainAsked)
 
 UNMEASURABLE = frozenset(
-    {"invalid_root", "unsafe_file", "too_large", "unauthorized", "not_materializable", "not_found"}
+    {
+        *("invalid_root", "unsafe_file", "too_large", "unauthorized", "not_materializable", "not_found"),
+        *("insufficient_space", "unavailable"),
+    }
 )
-"""Reasons for which a checkpoint cannot be measured at all, as against measured and unusable."""
+"""Reasons for which a checkpoint is not there or cannot be measured at all, as against measured and unusable."""
 
 
 @attrs.frozen(kw_only=True)
@@ -257,7 +260,7 @@ def _unusable(book: Book, event: e.RevisionUnusable) -> None:
                 lane,
                 facts.NotPlaced(now_ms=event.now_ms, code=event.code, reason=event.reason, final=True),
             )
-    requests.fail_waiters(book, event.deployment, event.code, outward.words(event.reason))
+    requests.fail_waiters(book, event.deployment, requests.of_files(event.code), outward.words(event.reason))
 
 
 def _started(book: Book, event: e.ControllerStarted) -> None:

@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
+from capyctl.downloads.shared import Downloads
 from capyctl.errors import CapyError, Failure, Lost, Refusal
 from capyctl.fsm.types import HostId, Incarnation, Role
 from capyctl.host import identity, process
@@ -31,6 +32,7 @@ from capyctl.host.journal import Journal, digest_of
 from capyctl.host.launch import Launcher
 from capyctl.host.launching import Launching
 from capyctl.host.looks import Looks
+from capyctl.host.materials import Materials
 from capyctl.host.parking import Parking
 from capyctl.host.ports import PortLeases
 from capyctl.host.reports import Reports
@@ -68,6 +70,7 @@ class HostAgent:
     lifecycle_activation: str = "on_demand"
     grace_s: float = process.GRACE_S
     kill_s: float = process.KILL_S
+    downloads: Downloads | None = None
     reports: trio.MemoryReceiveChannel[m.Report] = attrs.field(init=False)
     _custody: Custody = attrs.field(init=False)
     _news: Reports = attrs.field(init=False)
@@ -75,6 +78,7 @@ class HostAgent:
     _parking: Parking = attrs.field(init=False)
     _launching: Launching = attrs.field(init=False)
     _looks: Looks = attrs.field(init=False)
+    _materials: Materials = attrs.field(init=False)
     _running: dict[str, _Running] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
 
@@ -122,6 +126,7 @@ class HostAgent:
             watch=self._watch,
             grace_s=self.grace_s,
         )
+        self._materials = Materials(downloads=self.downloads, say=self._news.sample)
         self._looks = Looks(
             state_dir=self.state_dir,
             journal=self.journal,
@@ -221,6 +226,10 @@ class HostAgent:
                     return m.Done(command_id=command.command_id)
                 case m.DigestCheckpoint():
                     return await self._looks.digest(command)
+                case m.MaterializeSource():
+                    return await self._materials.materialize(command)
+                case m.StopMaterializing():
+                    return self._materials.stop(command)
                 case m.ReadLoad():
                     engine = self._custody.engines.get(command.incarnation)
                     if engine is not None:
@@ -313,6 +322,7 @@ class HostAgent:
             profiles=self.profiles(),
             owned=tuple(self._custody.engines),
             models_root=str(self.models_root),
+            downloads_root=self._materials.root,
             lifecycle_activation=self.lifecycle_activation,
             memory_source=self.memory_source,
         )

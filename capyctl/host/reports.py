@@ -59,6 +59,10 @@ class Reports:
         """Somebody waits for a look at the memory: do not wait for its turn."""
         self._look_now.set()
 
+    def sample(self, report: m.Report) -> None:
+        """Send what a newer report replaces: dropped when the server is behind."""
+        self._say(report)
+
     # --- engines ---------------------------------------------------------------------------------------------
 
     async def follow(self, engine: Engine) -> None:

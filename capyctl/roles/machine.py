@@ -16,9 +16,16 @@ import attrs
 import trio
 
 from capyctl import ulid
+from capyctl.checkpoints.digest import StatCache
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents import places
 from capyctl.documents.settings import StandaloneSettings
+from capyctl.downloads.door import Door
+from capyctl.downloads.fetch import Fetcher, Room
+from capyctl.downloads.listing import Asking
+from capyctl.downloads.reach import Reach
+from capyctl.downloads.shared import Downloads
+from capyctl.downloads.tokens import Tokens
 from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.errors import Failure, Refusal
@@ -115,6 +122,7 @@ async def machine(
     ingress = Ingress(on_upstream_ended=on_upstream_ended)
     journal = await open_journal(state_dir / JOURNAL_FILE)
     ports = half.resource_policy.endpoint_port_range
+    checkpoints = checkpoints_of(settings, registry, state_dir / DIGESTS_FILE)
     try:
         yield Machine(
             agent=HostAgent(
@@ -125,12 +133,13 @@ async def machine(
                 state_dir=state_dir,
                 models_root=Path(settings.models_dir),
                 registry=registry,
-                checkpoints=checkpoints_of(settings, registry, state_dir / DIGESTS_FILE),
+                checkpoints=checkpoints,
                 journal=journal,
                 ingress=ingress,
                 observer=observer,
                 ports=PortLeases(ports.start, ports.end),
                 lifecycle_activation=half.lifecycle.activation,
+                downloads=downloads_of(settings, checkpoints.cache, os.environ),
             ),
             registry=registry,
             ingress=ingress,
@@ -139,6 +148,28 @@ async def machine(
     finally:
         with trio.CancelScope(shield=True):
             await journal.close()
+
+
+def downloads_of(settings: StandaloneSettings, cache: StatCache, environ: Mapping[str, str]) -> Downloads:
+    """What this machine fetches models with.
+
+    Args:
+      cache: told the hashes of what arrived.
+      environ: may hold a Hub's token.
+    """
+    stated = settings.document.host.model_sources
+    door = Door(Reach(allowed_hosts=frozenset(stated.allowed_hosts), plain_http=stated.plain_http == "allowed"))
+    token_file = None if stated.huggingface_token_file is None else str(stated.huggingface_token_file)
+    tokens = Tokens(environ=environ, token_file=token_file, secrets_dir=settings.places.secrets)
+    root = Path(settings.models_dir if stated.path is None else stated.path)
+    fetcher = Fetcher(
+        asking=Asking(door=door, tokens=tokens, endpoint=stated.huggingface_endpoint.rstrip("/")),
+        room=Room(root, stated.max_bytes.bytes),
+        cache=cache,
+        huggingface=stated.huggingface == "allowed",
+        http=stated.http == "allowed",
+    )
+    return Downloads(fetcher)
 
 
 def name_of(settings: StandaloneSettings) -> str:

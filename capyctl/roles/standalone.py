@@ -294,6 +294,7 @@ async def _serve(
         links.links[here.agent.host] = link
         async with trio.open_nursery() as effects:
             await effects.start(stopping.unless_it_fails, driver.run)
+            links.downloads[here.agent.host] = str(here.agent.downloads.root) if here.agent.downloads else None
             await _begin(services, link, here.agent.host)
             inbox.open()
             await effects.start(ControlSocket(Path(settings.places.control_socket), services).serve)

@@ -15,6 +15,7 @@ import attrs
 from capyctl.checkpoints.residency import check_unmeasured
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.model_source import Http
 from capyctl.documents.scalars import Name
 from capyctl.engines.check import check_deployment
 from capyctl.engines.families import traits_of
@@ -23,7 +24,6 @@ from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
 from capyctl.ledger.types import HostPolicy
-from capyctl.server.measuring import local_model
 from capyctl.units import Duration
 
 
@@ -94,7 +94,9 @@ def accept(
 
 
 def _check_this_release(document: Deployment) -> None:
-    local_model(document)
+    for source in document.model.sources:
+        if isinstance(source, Http) and source.archive is not None:
+            raise Refusal("unsupported", f"{document.name}: model: archives are not unpacked; name one file")
     if document.topology.ranks > 1 or len(document.devices) > 1:
         raise Refusal("multi_gpu_unsupported", f"{document.name}: one instance uses one device in this release")
     if document.lmcache == "required":

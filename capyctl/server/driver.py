@@ -106,6 +106,11 @@ class Hosts(Protocol):
 
     async def perform(self, order: orders.HostOrder) -> events.Event: ...
 
+    async def fetch(self, order: orders.Measure) -> events.Event | None:
+        """Have the model on its hosts, however long that takes; None once it is there."""
+
+    async def stop_fetching(self, order: orders.StopFetching) -> None: ...
+
     async def measure(self, order: orders.Measure) -> events.Event: ...
 
     async def abort(self, order: orders.Abort) -> events.Event: ...
@@ -261,6 +266,8 @@ class Driver:
                 self._nursery.start_soon(self._confirm, order, commit)
             case orders.Measure():
                 self._nursery.start_soon(self._measure, order, commit)
+            case orders.StopFetching():
+                self._nursery.start_soon(self._stop_fetching, order, commit)
             case orders.VerifyStart():
                 self._nursery.start_soon(self._verify, order, commit)
             case orders.PruneLogs():
@@ -369,19 +376,28 @@ class Driver:
 
     async def _measure(self, order: orders.Measure, commit: CommitLike) -> None:
         await commit.durable()
-        async with self._measures:
-            try:
-                measured = await self.hosts.measure(order)
-            except Exception as wrong:
-                log.failed("measure.broken", wrong, deployment=order.deployment, revision=order.revision)
-                measured = events.RevisionUnusable(
-                    deployment=order.deployment,
-                    revision=order.revision,
-                    code="internal",
-                    reason="measuring it failed inside CapyCTL; see the log",
-                    now_ms=self.clock(),
-                )
+        try:
+            measured = await self.hosts.fetch(order)  # bounded by the hosts themselves: it may take hours
+            if measured is None:
+                async with self._measures:
+                    measured = await self.hosts.measure(order)
+        except Exception as wrong:
+            log.failed("measure.broken", wrong, deployment=order.deployment, revision=order.revision)
+            measured = events.RevisionUnusable(
+                deployment=order.deployment,
+                revision=order.revision,
+                code="internal",
+                reason="measuring it failed inside CapyCTL; see the log",
+                now_ms=self.clock(),
+            )
         self.feed(measured)
+
+    async def _stop_fetching(self, order: orders.StopFetching, commit: CommitLike) -> None:
+        await commit.durable()
+        try:
+            await self.hosts.stop_fetching(order)
+        except Exception as wrong:  # it is fetched for nobody, and is there for whoever wants it next
+            log.failed("fetch.goes_on", wrong, deployment=order.deployment)
 
     async def _verify(self, order: orders.VerifyStart, commit: CommitLike) -> None:
         await commit.durable()

@@ -9,7 +9,6 @@ Source: api 7.6-7.9; lifecycle 17.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol, TypedDict
 
@@ -23,8 +22,9 @@ from capyctl.errors import CapyError, InvariantBroken, Refusal, lookup
 from capyctl.fsm.proofs import Unsent
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, Phase, Token
 from capyctl.ledger.parked import may_be_left
+from capyctl.server.fetching import Fetching
 from capyctl.server.log import Log
-from capyctl.server.measuring import Measuring, deployment_of, local_model, spec_of
+from capyctl.server.measuring import Measuring, on_host, spec_of
 from capyctl.session import messages as m
 
 log = Log("hosts")
@@ -58,6 +58,11 @@ class HostLinks:
     book: Book
     clock: Clock
     links: dict[HostId, Link] = attrs.field(factory=dict)
+    downloads: dict[HostId, str | None] = attrs.field(factory=dict)  # where each host keeps what it downloads
+    fetching: Fetching = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.fetching = Fetching(self.book, self.clock, self._call)
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -154,6 +159,7 @@ class HostLinks:
     def _launch(self, order: orders.Launch, command_id: str) -> m.Launch:
         lane = order.incarnation.lane
         spec = spec_of(self.book, lane.deployment, order.revision)
+        here = on_host(spec, self.downloads.get(order.host))
         return m.Launch(
             command_id=command_id,
             incarnation=order.incarnation,
@@ -161,9 +167,9 @@ class HostLinks:
             profile=spec.profile,
             profile_fingerprint=None,
             served_name=spec.routes[0],
-            model=local_model(deployment_of(spec)),
+            model=here.model,
             digest=order.digest,
-            document=json.loads(spec.document),
+            document=here.document,
             context_tokens=order.plan.context_tokens,
             slots=order.plan.slots,
             allocation=order.plan.at(Phase.COLD).bytes,
@@ -281,11 +287,22 @@ class HostLinks:
 
     async def measure(self, order: orders.Measure) -> events.Event:
         """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
-        return await Measuring(book=self.book, clock=self.clock, call=self._call).measure(order)
+        return await self._measuring().measure(order)
+
+    async def fetch(self, order: orders.Measure) -> events.Event | None:
+        """Have what a revision is downloaded from on its hosts; None once one of them has it."""
+        return await self.fetching.fetch(order)
+
+    async def stop_fetching(self, order: orders.StopFetching) -> None:
+        """End what is downloaded for a deployment."""
+        await self.fetching.stop(order.deployment)
 
     async def verify(self, order: orders.VerifyStart) -> events.Event:
         """Ask a host whether a start could begin there."""
-        return await Measuring(book=self.book, clock=self.clock, call=self._call).verify(order)
+        return await self._measuring().verify(order)
+
+    def _measuring(self) -> Measuring:
+        return Measuring(book=self.book, clock=self.clock, call=self._call, downloads_root=self.downloads.get)
 
     async def prune_logs(self, order: orders.PruneLogs) -> None:
         """Have a host delete the logs of deployments that are no more. Raises: CapyError when it did not."""
@@ -354,6 +371,9 @@ def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable
     """What a session calls with each report."""
 
     def hear(report: m.Report) -> None:
+        if isinstance(report, m.SourceProgress):
+            links.fetching.heard(report)
+            return
         event = links.heard(report)
         if event is not None:
             feed(event)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import residency
+from capyctl.checkpoints import residency, sources
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.clock import Clock
 from capyctl.control import events, orders
@@ -19,7 +20,7 @@ from capyctl.control.book import Book
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Local
-from capyctl.errors import CapyError, Refusal
+from capyctl.errors import CapyError, InvariantBroken, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Residency
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.session import messages as m
@@ -32,6 +33,7 @@ class Measuring:
     book: Book
     clock: Clock
     call: Callable[[HostId, m.Command], Awaitable[m.Result]]
+    downloads_root: Callable[[HostId], str | None]
 
     async def measure(self, order: orders.Measure) -> events.Event:
         """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
@@ -41,7 +43,7 @@ class Measuring:
             found, tiers, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
             for host in spec.hosts:
                 try:
-                    checkpoint = await self._digest(host, spec, document, order)
+                    checkpoint = await self._digest(host, spec, order)
                     if found is not None and checkpoint.digest != found.digest:
                         raise Refusal("checkpoint_mismatch", f"host {host} holds other files under the same name")
                     tiers[host] = checkpoint, self._residency(host, checkpoint, spec, document)
@@ -91,11 +93,12 @@ class Measuring:
             measured[host].facts, document, self._policy(host), family=spec.traits.family, settled=tier
         )
 
-    async def _digest(self, host: HostId, spec: Spec, document: Deployment, order: orders.Measure) -> m.Checkpoint:
+    async def _digest(self, host: HostId, spec: Spec, order: orders.Measure) -> m.Checkpoint:
+        here = on_host(spec, self.downloads_root(host))
         command = m.DigestCheckpoint(
             command_id=f"digest:{order.deployment}#{order.revision}@{self.clock()}",
-            model=local_model(document),
-            document=json.loads(spec.document),
+            model=here.model,
+            document=here.document,
         )
         match await self.call(host, command):
             case m.Checkpoint() as checkpoint:
@@ -140,7 +143,7 @@ class Measuring:
                 command_id=f"verify:{order.deployment}#{order.revision}@{self.clock()}",
                 profile=spec.profile,
                 profile_fingerprint=None,
-                model=local_model(deployment_of(spec)),
+                model=on_host(spec, self.downloads_root(order.host)).model,
                 digest=order.digest,
             )
             match await self.call(order.host, command):
@@ -177,12 +180,32 @@ def deployment_of(spec: Spec) -> Deployment:
     return parse_deployment(data, spec.name)
 
 
-def local_model(document: Deployment) -> str:
-    """The directory of a deployment's model. Raises: Refusal `unsupported` for a source that must be fetched."""
+@attrs.frozen
+class OnHost:
+    """A deployment as one host has it: `document`, its sources being directories there, and the model's own."""
+
+    document: Mapping[str, Any]
+    model: str
+
+
+def on_host(spec: Spec, downloads_root: str | None) -> OnHost:
+    """What a host is told of a deployment: what is downloaded has a place there, and no other source is named.
+
+    Args:
+      downloads_root: where that host keeps what it downloads; None when it downloads nothing.
+    Raises: Refusal `not_materializable`.
+    """
+    document = deployment_of(spec)
+    if not sources.fetched(document, spec.traits.family):
+        return OnHost(json.loads(spec.document), _path(document))
+    if downloads_root is None:
+        raise Refusal("not_materializable", f"{document.name}: its host downloads no models; name a directory")
+    placed = sources.placed(document, spec.traits.family, downloads_root)
+    return OnHost(json.loads(placed.canonical()), _path(placed))
+
+
+def _path(document: Deployment) -> str:
     source = document.model.source
     if not isinstance(source, Local):
-        raise Refusal(
-            "unsupported",
-            f"{document.name}: model: this release takes models from directories; download it and name the directory",
-        )
+        raise InvariantBroken(f"{document.name}: its source has no place")
     return source.path

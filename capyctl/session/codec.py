@@ -57,6 +57,8 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.Abort: "abort",
     messages.CloseIngress: "close_ingress",
     messages.DigestCheckpoint: "digest_checkpoint",
+    messages.MaterializeSource: "materialize_source",
+    messages.StopMaterializing: "stop_materializing",
     messages.PruneLogs: "prune_logs",
     messages.ReadLoad: "read_load",
     messages.ReadMemory: "read_memory",
@@ -78,6 +80,7 @@ RESULTS: Final[Mapping[type, str]] = {
     messages.AbortAcknowledged: "abort_acknowledged",
     messages.ProbeResult: "probe_result",
     messages.Checkpoint: "checkpoint",
+    messages.Materialized: "materialized",
     messages.Inventory: "inventory",
 }
 
@@ -88,6 +91,7 @@ REPORTS: Final[Mapping[type, str]] = {
     messages.EngineSilent: "engine_silent",
     messages.Domains: "domains",
     messages.ProfilesChanged: "profiles_changed",
+    messages.SourceProgress: "source_progress",
 }
 
 Message = messages.Command | messages.Result | messages.Report

@@ -149,6 +149,24 @@ class DigestCheckpoint(Command):
 
 
 @attrs.frozen(kw_only=True)
+class MaterializeSource(Command):
+    """Have every source of a deployment complete in its directory. Reports SourceProgress on the way.
+
+    Result: Materialized | Refused.
+    """
+
+    document: Mapping[str, Any]
+    family: str  # decides which files of a repository are needed
+
+
+@attrs.frozen(kw_only=True)
+class StopMaterializing(Command):
+    """Nobody wants what that MaterializeSource fetches any more; what has arrived is kept. Result: Done."""
+
+    materialize: str
+
+
+@attrs.frozen(kw_only=True)
 class ReadLoad(Command):
     """Read that engine's gauges now instead of when it is due; a LoadReport says what they read. Result: Done."""
 
@@ -299,6 +317,13 @@ class Checkpoint(Result):
 
 
 @attrs.frozen(kw_only=True)
+class Materialized(Result):
+    """Where the sources lie, in the document's order; each is complete."""
+
+    paths: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
 class Profile:
     """One published engine installation, as lists show it."""
 
@@ -322,6 +347,7 @@ class Inventory(Result):
     profiles: tuple[Profile, ...]
     owned: tuple[Incarnation, ...]
     models_root: str
+    downloads_root: str | None = None  # below it lies what is downloaded
     lifecycle_activation: str = "on_demand"
     memory_source: str = "meminfo"
 
@@ -373,6 +399,16 @@ class EngineSilent(Report):
 class Domains(Report):
     host: HostId
     domains: Mapping[Domain, Observation]
+
+
+@attrs.frozen(kw_only=True)
+class SourceProgress(Report):
+    """How far the sources of one MaterializeSource are. `phase`: asking, waiting, downloading, verifying."""
+
+    materialize: str
+    phase: str
+    done_bytes: Bytes
+    total_bytes: Bytes | None
 
 
 @attrs.frozen(kw_only=True)

@@ -100,6 +100,8 @@ class Hosts:
     def __init__(self) -> None:
         self.diary: list[str] = []
         self.takes_s = 1.0
+        self.fetch_s = 0.0
+        self.unfetched: events.Event | None = None
         self.raises: Exception | None = None
 
     async def perform(self, order: orders.HostOrder) -> events.Event:
@@ -109,6 +111,13 @@ class Hosts:
             raise self.raises
         self.diary.append(f"end {order.lane} {order.token}")
         return events.IdleGateEnded(incarnation=order.incarnation, token=order.token, verdict="idle", now_ms=now())
+
+    async def fetch(self, order: orders.Measure) -> events.Event | None:
+        await trio.sleep(self.fetch_s)
+        return self.unfetched
+
+    async def stop_fetching(self, order: orders.StopFetching) -> None:
+        self.diary.append(f"stop fetching {order.deployment}")
 
     async def measure(self, order: orders.Measure) -> events.Event:
         self.diary.append(f"measure {order.revision}")
@@ -480,6 +489,31 @@ async def test_at_most_two_checkpoints_are_measured_at_a_time(autojump_clock, dr
     assert len(hosts.diary) == 2
     await trio.sleep(5)
     assert world.kinds().count("RevisionResolved") == 3
+
+
+async def test_models_that_are_downloaded_keep_nobody_from_being_measured(autojump_clock, driver, world, hosts):
+    hosts.fetch_s = 3600
+    world.on(events.ControllerStarted, *(orders.Measure(deployment="D", revision=n) for n in range(3)))
+    driver.feed(events.ControllerStarted(session=1, now_ms=now()))
+    await quiet()
+    hosts.fetch_s = 0.0
+    world.on(events.Ticked, orders.Measure(deployment="E", revision=9))
+    driver.feed(events.Ticked(now_ms=now()))
+    await trio.sleep(5)
+    assert hosts.diary == ["measure 9"]
+    await trio.sleep(3600)
+    assert len(hosts.diary) == 4
+
+
+async def test_a_model_that_cannot_be_fetched_is_not_measured(autojump_clock, driver, world, hosts):
+    hosts.unfetched = events.RevisionUnusable(
+        deployment="D", revision=3, code="unauthorized", reason="its Hub says no", now_ms=now()
+    )
+    world.on(events.ControllerStarted, orders.Measure(deployment="D", revision=3), orders.StopFetching(deployment="E"))
+    driver.feed(events.ControllerStarted(session=1, now_ms=now()))
+    await trio.sleep(1)
+    assert world.seen[-1] is hosts.unfetched
+    assert hosts.diary == ["stop fetching E"]
 
 
 async def test_a_request_is_let_go_of_after_everything_else_that_concerns_it(autojump_clock, driver, world, gates):
