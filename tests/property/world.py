@@ -271,6 +271,8 @@ class Shell:
                 )
             case o.Measure():
                 self.later(self.between(1, 3_000), lambda: self._measured(order), mortal=True)
+            case o.StopFetching():
+                pass  # the measurement that it belongs to ends by itself here
             case o.PruneLogs(kept=kept):
                 rows = self.world.book.deployments.items()
                 assert {one for one, row in rows if row.created_at_ms < order.as_of_ms} <= set(kept)
