@@ -111,7 +111,7 @@ def read_document(file: str) -> Deployment:
 def settle(deployment: Deployment, source: str, hf_endpoint: str | None, engine_env: list[str]) -> Deployment:
     """The document with what only the CLI can say: `~/` expanded, `hf:` pinned, `--engine-env` added."""
     deployment = with_env(deployment, engine_env, os.environ.get("CAPYCTL_ENGINE_ENV", ""))
-    found = deployment.model.expanded(places.home_of(os.environ))
+    found = deployment.with_home(places.home_of(os.environ)).model
     if any(isinstance(source_, HuggingFace) and not source_.pinned for source_ in found.sources):
         found = attrs.evolve(
             found,

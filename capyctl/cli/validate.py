@@ -1,27 +1,48 @@
 """`validate config`: whether a document is good, as far as that can be known without any role.
 
-Source: config 13, cli 7.1.
+A deployment is taken through every decision of a deploy on this machine, or on the hosts whose documents are given,
+and what came out is printed with its source; what is left to a role is listed. Source: config 13, cli 7.1.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from capyctl.cli.output import PLAIN, Common, Words, emit_json, say, the_file
-from capyctl.documents import kinds, strict
+from capyctl.cli.output import PLAIN, Common, Words, emit_json, key_lines, say, the_file
+from capyctl.documents import kinds, places, strict
 from capyctl.errors import Refusal
+from capyctl.units import gib, seconds
 
-NOT_CHECKED: Final = (
-    "resolution against a host (give --host <host.yaml>)",
+if TYPE_CHECKING:  # a role document is checked without them
+    from capyctl.documents.deployment import Deployment
+    from capyctl.ledger.types import Allocation
+    from capyctl.server.preview import Preview
+
+RESOLUTION: Final = "resolution against a host (give --host <host.yaml>)"
+FORM_ONLY: Final = (
     "enrolment and publication",
     "accepted engine profiles",
     "the stored resource policy",
     "route and name conflicts",
     "the digest of a new checkpoint",
 )
+"""What a document alone does not say, and no host was asked."""
+ROLE_ONLY: Final = (
+    "route and name conflicts",
+    "the digest of a new checkpoint",
+    "what others use of that memory when it starts",
+)
+"""What only a running role knows."""
+HOST_ONLY: Final = (
+    "enrolment and publication",
+    "the stored resource policy, and whether the limits fit what the host has",
+)
+"""What only the host itself knows of a document that is not of this machine."""
 
 
 def config(
@@ -36,89 +57,209 @@ def config(
     """Check a document offline."""
     file = the_file(path, file)
     raw = kinds.read_file(file, file)
+    if kinds.is_deployment(raw):
+        _deployment(raw, file, host or [], set or [], common)
+        return
     kind, document = kinds.check(raw, file, set or ())
-    if host and kind != "deployment":
+    if host:
         raise Refusal("invalid_config", f"--host is for deployments; {file} is a {kind} document")
-    resolved = _resolve(document, host) if host else None
     if common.as_json:
-        completed = document.completed() if kind == "deployment" else document
+        plain = json.loads(strict.canonical(document))
+        emit_json({"valid": True, "file": file, "kind": kind, "document": plain})
+        return
+    say(f"{file} is a valid {kind} document")
+
+
+def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: list[str], common: Common) -> None:
+    if overrides:
+        kinds.check(raw, file, overrides)  # refuses them
+    document = _read(raw, file)
+    found = _resolved(document, hosts, common)
+    if not found:
+        left = [RESOLUTION, *FORM_ONLY]
+    else:
+        left = [line for made in found for line in _not_looked_at(made)]
+        left += [*(HOST_ONLY if hosts else ()), *ROLE_ONLY]
+    if common.as_json:
         answer: dict[str, Any] = {
             "valid": True,
             "file": file,
-            "kind": kind,
-            "document": json.loads(strict.canonical(completed)),
+            "kind": "deployment",
+            "document": json.loads(document.canonical()),
+            "not_checked": left,
         }
-        if resolved is not None:
-            answer["resolved"] = resolved
-        elif kind == "deployment":
-            answer["not_checked"] = list(NOT_CHECKED)
+        if found:
+            answer["resolved"] = [_record(made) for made in found]
         emit_json(answer)
         return
-    say(f"{file} is a valid {kind} document")
-    if kind == "deployment" and resolved is None:
+    say(f"{file} is a valid deployment document")
+    for made in found:
         say()
-        say("Not checked")
-        for entry in NOT_CHECKED:
-            say(f"  {entry}")
-    elif resolved is not None:
-        from capyctl.cli.output import key_lines
-
-        say()
-        key_lines({str(key): str(value) for key, value in resolved.items()})
+        key_lines(_lines(made))
+    say()
+    say("Not checked")
+    for entry in left:
+        say(f"  {entry}")
 
 
-def _resolve(document: Any, files: list[str]) -> dict[str, str]:
-    """What the host documents fill in: profile, devices, residency and bounds, each with its source."""
-    hosts: dict[str, Any] = {}
-    for path in files:
-        kind, made = kinds.check(kinds.read_file(path, path), path)
-        if kind != "host":
-            raise Refusal("invalid_config", f"--host {path}: is a {kind} document; expected a host document")
-        if made.name in hosts:
-            raise Refusal("invalid_config", f"--host {path}: a document of host {made.name} was given already")
-        hosts[made.name] = made
-    completed = document.completed()
-    wanted = completed.placement.hosts
-    for name in wanted:
-        if name not in hosts:
-            raise Refusal("invalid_config", f"no --host document of {name}, which placement.hosts names")
-    for name in hosts:
-        if wanted and name not in wanted:
-            raise Refusal("invalid_config", f"--host gives {name}, which placement.hosts does not name")
-    lines: dict[str, str] = {}
-    for name, host in hosts.items():
-        lines |= {f"{name} {key}": value for key, value in _on(completed, host).items()}
+def _read(raw: dict[str, Any], file: str) -> Deployment:
+    """The document as `deploy model` would send it, but for references that a network would have to pin."""
+    from capyctl.cli.deploy import with_env
+    from capyctl.documents.deployment import parse_deployment
+
+    document = parse_deployment(raw, file, by_client=True)
+    document = with_env(document, [], os.environ.get("CAPYCTL_ENGINE_ENV", ""))
+    return document.with_home(places.home_of(os.environ)).settled(file)
+
+
+def _resolved(document: Deployment, hosts: list[str], common: Common) -> list[Preview]:
+    """The deployment on the hosts that are given, else on this machine; nothing where there is nothing to ask."""
+    from capyctl.cli import sites
+    from capyctl.server.preview import preview
+
+    wanted = document.completed().placement.hosts
+    if hosts:
+        return preview(document, sites.of_documents(hosts, wanted))
+    here = sites.this_machine(common)
+    if here is None or (wanted and here.allowed.name not in wanted):
+        return []
+    return preview(document, [here])
+
+
+def _not_looked_at(made: Preview) -> list[str]:
+    """What of one host could not be looked at from here."""
+    if made.facts is not None:
+        return []
+    source = strict.unstructure(made.document.model)["source"]
+    named = next((str(source[key]) for key in ("path", "repo", "url", "url_ref") if source.get(key)), "it")
+    where = "is not on this machine" if "path" in source else "is not downloaded here"
+    return [f"the model's files on {made.site.allowed.name}, and with them memory and context: {named} {where}"]
+
+
+# --- what was derived -------------------------------------------------------------------------------
+
+
+def _lines(made: Preview) -> dict[str, str]:
+    """One host's part of the answer, each value with its source."""
+    document, registered, site = made.document, made.registered, made.site
+    plan, facts = made.plan, made.plan.facts if made.plan is not None else {}
+    revision = "deployment" if document.runtime_profile_revision is not None else registered.source
+    lines = {
+        "Host": f"{site.allowed.name} ({site.source})",
+        "Profile": f"{registered.name} {registered.version}, revision {registered.revision} ({revision})",
+        "Limits": ", ".join(f"{gib(one.managed_bytes)} on {name}" for name, one in sorted(site.policy.domains.items())),
+        "Devices": _devices(made),
+        "Residency": _residency(made),
+    }
+    if plan is not None:
+        weights = gib(int(facts["weight_bytes"]))
+        named = [facts.get("model_file") or "", facts.get("architecture") or "", f"{weights} of weights"]
+        lines["Model"] = ", ".join(word for word in named if word)
+        lines |= {word: _held(plan.phases[phase], plan.provenance[phase]) for phase, word in _phases(made)}
+        if facts.get("kv_cache_bytes"):
+            stated = document.engine_config.memory.kv_cache is not None
+            lines["KV cache"] = f"{gib(int(facts['kv_cache_bytes']))} ({'deployment' if stated else 'derived'})"
+        if plan.context_tokens:
+            lines["Context"] = f"{plan.context_tokens} tokens ({plan.context_reason or 'deployment'})"
+        stated = document.engine_config.max_concurrent_requests is not None
+        lines["Requests"] = f"{plan.slots} at a time ({'deployment' if stated else 'default'})"
+        if "tool_call_parser" in facts:
+            lines["Parsers"] = _parsers(facts)
+        lines["Initialize"] = _bound(plan.initialize_ms, document.timeouts.initialize is not None)
+        if made.residency is not None and made.residency.parks:
+            lines["Wake"] = _bound(plan.wake_ms, document.timeouts.wake is not None)
+    stated = made.spec.request_deadline_ms is not None
+    lines["Request deadline"] = f"{seconds(made.deadline_ms)} ({'deployment' if stated else 'host'})"
     return lines
 
 
-def _on(deployment: Any, host: Any) -> dict[str, str]:
-    """The fields one host fills in."""
-    profiles = host.runtime_profiles
-    name = deployment.profile
-    if name not in profiles:
-        family = [known for known, profile in profiles.items() if profile.engine == name]
-        if len(family) != 1:
-            offered = ", ".join(profiles) or "none"
-            raise Refusal("profile_not_published", f"{host.name} offers no profile {name}; it has {offered}")
-        name = family[0]
-    profile = profiles[name]
-    try:
-        deployment.check_family(profile.engine)
-    except strict.Wrong as wrong:
-        raise strict.refusal(wrong, "") from None
-    policy = host.resource_policy
-    pinned = deployment.runtime_profile_revision
-    if pinned not in (None, profile.revision):
-        raise Refusal("profile_not_published", f"{host.name} offers {name} revision {profile.revision}, not {pinned}")
-    claims = [claim.id for claim in deployment.devices if claim.id] or sorted(policy.devices)[:1]
-    for device in claims:
-        if device not in policy.devices:
-            raise Refusal("invalid_config", f"devices: {host.name} has no {device}")
-    stated, bound = deployment.request_deadline, policy.queue.request_deadline
-    residency = deployment.residency or ("restart_only" if not profile.parks else "derived from the checkpoint")
+def _phases(made: Preview) -> list[tuple[Any, str]]:
+    """The phases that are worth a line, with their words: parking and waking where they differ from ready."""
+    from capyctl.fsm.types import Phase
+
+    words = {Phase.COLD: "Startup", Phase.READY: "Ready", Phase.PARKING: "Parking", Phase.PARKED: "Parked"}
+    phases = {} if made.plan is None else made.plan.phases
+    return [
+        (phase, word)
+        for phase, word in {**words, Phase.WAKE: "Waking"}.items()
+        if phase in phases
+        and not (phase in (Phase.PARKING, Phase.WAKE) and phases[phase].bytes == phases[Phase.READY].bytes)
+    ]
+
+
+def _held(allocation: Allocation, provenance: str) -> str:
+    """`15.0 GiB on gpu0, 4.0 GiB on system (derived)`."""
+    held = ", ".join(f"{gib(amount)} on {domain}" for domain, amount in sorted(allocation.bytes.items()))
+    why = "whole_host: the estimate is above the limit" if provenance == "whole_host" else provenance
+    return f"{held or '0.0 GiB'} ({why})"
+
+
+def _devices(made: Preview) -> str:
+    stated = [str(claim.id) for claim in made.document.claims if claim.id is not None]
+    if stated:
+        return f"{','.join(stated)} (deployment)"
+    cards = [str(one.device) for _, one in sorted(made.site.policy.domains.items()) if one.device is not None]
+    if not cards:
+        return "none (host)"
+    ranks = made.document.topology.ranks
+    return f"{ranks} of {','.join(cards)} (host)" if len(cards) > 1 else f"{cards[0]} (host)"
+
+
+def _residency(made: Preview) -> str:
+    if made.residency is None:
+        known = made.spec.residency_reason
+        return f"{made.spec.residency.value} ({known})" if known else "by hardware and model, once its files are seen"
+    return f"{made.residency.value} ({made.residency_reason})"
+
+
+def _parsers(facts: Mapping[str, str]) -> str:
+    from capyctl.cli.status import parser_line
+
+    return parser_line(
+        {
+            kind: {"name": facts[f"{kind}_parser"], "source": facts[f"{kind}_parser_source"]}
+            for kind in ("tool_call", "reasoning")
+        }
+    )
+
+
+def _bound(limit_ms: int, stated: bool) -> str:
+    return f"{seconds(limit_ms)} ({'deployment' if stated else 'derived'})"
+
+
+def _record(made: Preview) -> dict[str, Any]:
+    """One host's part of the answer, whole."""
+    from capyctl.server.preview import plan_view
+
+    registered = made.registered
     return {
-        "profile": f"{name} revision {profile.revision} ({'deployment' if pinned else 'host'})",
-        "devices": f"{','.join(claims) or '-'} ({'deployment' if deployment.devices else 'host'})",
-        "residency": f"{residency} ({'deployment' if deployment.residency else 'default'})",
-        "request deadline": f"{stated or bound} ({'deployment' if stated else 'host'})",
+        "host": made.site.allowed.name,
+        "document": made.site.source,
+        "profile": {
+            "name": registered.name,
+            "engine": registered.engine,
+            "version": registered.version,
+            "revision": registered.revision,
+            "source": registered.source,
+        },
+        "limits": {
+            name: {
+                "managed_limit": str(one.managed_bytes),
+                "free_reserve": str(one.reserve_bytes),
+                "parked_limit": str(one.parked_bytes),
+            }
+            for name, one in sorted(made.site.policy.domains.items())
+        },
+        "devices": _ids(made.spec.devices),
+        "residency": {
+            "value": None if made.residency is None else made.residency.value,
+            "reason": made.residency_reason or None,
+        },
+        "activation": made.spec.activation.value,
+        "request_deadline_ms": made.deadline_ms,
+        "plan": None if made.plan is None else plan_view(made.plan),
     }
+
+
+def _ids(devices: Sequence[Any]) -> list[str]:
+    return [str(device) for device in devices]

@@ -154,6 +154,10 @@ class Deployment:
             placement=placement,
         )
 
+    def with_home(self, home: str) -> Deployment:
+        """With `~/` of its model read as `home`; only the CLI knows whose home is meant."""
+        return attrs.evolve(self, model=self.model.expanded(home))
+
     def settled(self, source: str) -> Deployment:
         """Itself, when it needs no CLI any more. Raises Refusal for `~/` paths and unpinned references."""
         try:

@@ -45,6 +45,11 @@ def kind_of(raw: Mapping[str, Any], called: str) -> str:
     return str(kind)
 
 
+def is_deployment(raw: Mapping[str, Any]) -> bool:
+    """Whether a document is a deployment: it says so, or has no kind."""
+    return bool(raw.get("kind", "deployment") == "deployment")
+
+
 def check(raw: dict[str, Any], called: str, overrides: Sequence[str] = ()) -> tuple[str, Any]:
     """The kind and the structured document, with `--set` laid over a role document.
 

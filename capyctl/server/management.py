@@ -154,6 +154,17 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
         asked = query("deployment")
         return answer(services.load(asked.get("deployment")))
 
+    async def memory_usage() -> Response:
+        asked = query("host", "deployment")
+        deployment = asked.get("deployment")
+        host = asked.get("host")
+        return answer(
+            services.usage(
+                None if host is None else HostId(identity_of(host)),
+                None if deployment is None else DeploymentId(identity_of(deployment)),
+            )
+        )
+
     async def installation() -> Response:
         query()
         return answer(services.installation())
@@ -179,6 +190,7 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
     get("/hosts/<identity>", one_host)
     get("/engines", list_engines)
     get("/metrics/load", load)
+    get("/usage", memory_usage)
     get("/installation", installation)
     get("/inference-listener", inference_listener)
     get("/config/effective", role_config)

@@ -15,7 +15,7 @@ import trio
 
 from capyctl import __version__, ulid
 from capyctl.clock import Clock
-from capyctl.control import events, orders, views
+from capyctl.control import events, orders, usage, views
 from capyctl.control.spec import Spec
 from capyctl.control.world import World
 from capyctl.documents.paths import Row
@@ -156,6 +156,15 @@ class Services:
         if not rows:
             raise Refusal("not_found", f"there is no deployment {deployment}")
         return {**body, "deployments": rows}
+
+    def usage(self, host: HostId | None, deployment: DeploymentId | None) -> dict[str, Any]:
+        """Memory by domain and deployment, of one of them when it is named. Raises: Refusal `not_found`."""
+        book = self.world.book
+        if host is not None and host not in book.hosts:
+            raise Refusal("not_found", f"there is no host {host}")
+        if deployment is not None and deployment not in book.deployments:
+            raise Refusal("not_found", f"there is no deployment {deployment}")
+        return usage.usage(self.world, self.clock(), host=host, deployment=deployment)
 
     def engines(self) -> list[dict[str, Any]]:
         """Published profiles, and which deployments use them."""

@@ -1,0 +1,157 @@
+"""The hosts that a deployment is checked against without a role: this machine, or those of host documents.
+
+Everything is read where a role would read it, and nothing is written, asked over a network, or run.
+Source: config 13, 14.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from capyctl.checkpoints.store import CheckpointStore
+from capyctl.cli.output import Common
+from capyctl.documents import kinds, places
+from capyctl.documents.deployment import Deployment
+from capyctl.documents.host import DomainLimits, Host
+from capyctl.documents.model_source import Local
+from capyctl.documents.settings import Stated, effective
+from capyctl.engines.registry import Registry
+from capyctl.engines.revisioned import ENGINES
+from capyctl.errors import Refusal
+from capyctl.fsm.types import Activation, Bytes, Device, Domain, HostId, Millis
+from capyctl.host.devices import Observer
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+from capyctl.roles.machine import check_this_release, checkpoints_of, limits_of, name_of, registry_of
+from capyctl.server.deploy import Allowed
+from capyctl.server.preview import Facts, Site
+
+KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
+
+
+def this_machine(common: Common) -> Site | None:
+    """This machine as a standalone role would find it; None when no engine is registered here.
+
+    Raises: Refusal as the start of that role.
+    """
+    settings = effective(
+        Stated(environ=dict(os.environ), cwd=os.getcwd(), config=common.config, state_dir=common.state_dir)
+    )
+    registry = registry_of(settings)
+    registry.measure_own(running=False)
+    registry.reload()
+    if not registry.profiles():
+        return None
+    check_this_release(settings)
+    host = HostId(name_of(settings))
+    policy = limits_of(settings, host, *trio.run(Observer().discover))
+    half = settings.document.host
+    store = checkpoints_of(settings, registry, None)
+
+    def facts(document: Deployment) -> Facts | None:
+        source = document.model.source
+        return store.facts(store.resolve(source.path), document) if isinstance(source, Local) else None
+
+    return Site(
+        allowed=Allowed(host=host, name=policy.name, activation=Activation(half.lifecycle.activation), policy=policy),
+        policy=policy,
+        profiles=registry,
+        request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
+        facts=facts,
+        source="this machine",
+    )
+
+
+def of_documents(files: list[str], wanted: tuple[str, ...]) -> list[Site]:
+    """The hosts of these documents, in the order of `wanted`, which names those that a deployment may run on.
+
+    Raises: Refusal naming the document that cannot be used, is missing, or is not wanted.
+    """
+    hosts: dict[str, tuple[str, Host]] = {}
+    for path in files:
+        kind, made = kinds.check(kinds.read_file(path, f"--host {path}"), f"--host {path}")
+        if kind != "host":
+            hint = "; leave --host out to check against this machine" if kind == "standalone" else ""
+            raise Refusal("invalid_config", f"--host {path}: is a {kind} document; expected a host document{hint}")
+        if made.name in hosts:
+            raise Refusal("invalid_config", f"--host {path}: a document of host {made.name} was given already")
+        hosts[made.name] = (path, made)
+    for name in wanted:
+        if name not in hosts:
+            raise Refusal("invalid_config", f"no --host document of {name}, which placement.hosts names")
+    for name in hosts:
+        if wanted and name not in wanted:
+            raise Refusal("invalid_config", f"--host gives {name}, which placement.hosts does not name")
+    return [_site(*hosts[name]) for name in wanted or hosts]
+
+
+def _site(path: str, host: Host) -> Site:
+    models = Path(host.model_store.path or os.path.join(places.home_of(os.environ), "models"))
+    registry = Registry(
+        Path(os.path.dirname(places.absolute(path, os.getcwd()))) / ENGINES.file,
+        stated=host.runtime_profiles,
+        stated_in=os.path.basename(path),
+        local=host.local_engine,
+        models_root=models,
+        telemetry=host.engine_telemetry == "allow",
+    )
+    registry.reload()
+    store = CheckpointStore(
+        None,
+        models,
+        registry.fixed_args,
+        family_of=lambda profile: registry.registered(profile).engine,
+        parsers=registry.parsers,
+    )
+
+    def facts(document: Deployment) -> Facts | None:
+        """Of files that lie here as they would lie there; others are that host's to look at."""
+        source = document.model.source
+        if not isinstance(source, Local) or not os.path.isdir(models / source.path):
+            return None
+        return store.facts(store.resolve(source.path), document)
+
+    policy = _policy(host)
+    return Site(
+        allowed=Allowed(
+            host=policy.host, name=host.name, activation=Activation(host.lifecycle.activation), policy=policy
+        ),
+        policy=policy,
+        profiles=registry,
+        request_deadline_ms=Millis(host.resource_policy.queue.request_deadline.ms),
+        facts=facts,
+        source=path,
+    )
+
+
+def _policy(host: Host) -> HostPolicy:
+    """What a host document allows. What the machine really has is the host's to say, so limits are all there is."""
+    stated = host.resource_policy
+    sharing = {str(name): device.sharing or stated.device_sharing for name, device in stated.devices.items()}
+    mapped = {device.domain: str(name) for name, device in stated.devices.items()}
+    return HostPolicy(
+        host=HostId(host.name),
+        name=host.name,
+        domains={
+            Domain(name): _domain(limits, str(limits.device or mapped.get(name) or ""), sharing)
+            for name, limits in stated.domains.items()
+        },
+        max_parked=stated.max_parked,
+    )
+
+
+def _domain(limits: DomainLimits, device: str, sharing: Mapping[str, Any]) -> DomainPolicy:
+    return DomainPolicy(
+        kind=KINDS[limits.memory],
+        capacity_bytes=Bytes(limits.managed_limit.bytes + limits.free_reserve.bytes),
+        managed_bytes=Bytes(limits.managed_limit.bytes),
+        reserve_bytes=Bytes(limits.free_reserve.bytes),
+        parked_bytes=Bytes(limits.parked_limit.bytes),
+        host_kv_bytes=Bytes(limits.host_kv_limit.bytes),
+        device=Device(device) if device else None,
+        exclusive=sharing.get(device) == "exclusive",
+    )

@@ -1,0 +1,131 @@
+"""What a deployment would become on hosts that are known by their documents alone: every decision of a deploy, and no
+role that takes it.
+
+The same checks in the same order as a role's (`deploy.accept`, then `residency.settle` and `sizing.derive_plan`), so
+that what passes here is refused there only for what nobody can know beforehand: other deployments, digests, and what
+is in use when it starts.
+
+Source: config 13; cli 7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from capyctl.checkpoints import residency
+from capyctl.checkpoints.sizing import derive_plan
+from capyctl.control.spec import Spec
+from capyctl.documents import strict
+from capyctl.documents.deployment import Deployment
+from capyctl.engines.registered import Registered
+from capyctl.fsm.types import Millis, Residency
+from capyctl.ledger.types import HostPolicy, Plan
+from capyctl.server.deploy import Allowed, Profiles, accept
+from capyctl.server.measuring import deployment_of
+
+Facts = Mapping[str, Any]  # of a checkpoint, as sizing takes them
+
+
+@attrs.frozen(kw_only=True)
+class Site:
+    """A host as its document describes it. `source` is that document; `facts` looks at a model's files there.
+
+    `facts` returns None where the files cannot be looked at from here, and raises what measuring them would.
+    """
+
+    allowed: Allowed
+    policy: HostPolicy
+    profiles: Profiles
+    request_deadline_ms: Millis
+    facts: Callable[[Deployment], Facts | None]
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class Preview:
+    """A deployment on one host. `facts` and `plan` are None where its files could not be looked at."""
+
+    site: Site
+    registered: Registered
+    document: Deployment
+    spec: Spec
+    facts: Facts | None = None
+    residency: Residency | None = None
+    residency_reason: str = ""
+    plan: Plan | None = None
+
+    @property
+    def deadline_ms(self) -> Millis:
+        """How long a request may take: what the document says, else the host's bound."""
+        stated = self.spec.request_deadline_ms
+        return self.site.request_deadline_ms if stated is None else stated
+
+
+def preview(document: Deployment, sites: Sequence[Site]) -> list[Preview]:
+    """What `document` would be on each of the hosts that it may run on.
+
+    Raises: Refusal with the code that deploying, measuring or sizing it would have.
+    """
+    config, hosts = strict.unstructure(document.completed()), [site.allowed for site in sites]
+    found = []
+    for site in sites:
+        spec = accept(config, site.profiles, hosts, site.request_deadline_ms)
+        if site.allowed.host not in spec.hosts:
+            continue
+        settled = deployment_of(spec)
+        registered = site.profiles.registered(spec.profile)
+        facts = site.facts(settled)
+        made = Preview(site=site, registered=registered, document=settled, spec=spec, facts=facts)
+        found.append(made if facts is None else _settled(made, facts))
+    tiers = [made.residency for made in found if made.residency is not None]
+    return [_sized(made, residency.one_for_all(tiers)) for made in found]
+
+
+def _settled(made: Preview, facts: Facts) -> Preview:
+    spec = made.spec
+    tier = residency.settle(
+        facts, made.document, made.site.policy, family=spec.traits.family, provisional=spec.residency
+    )
+    return attrs.evolve(made, residency=tier)
+
+
+def _sized(made: Preview, tier: Residency) -> Preview:
+    if made.facts is None:
+        return attrs.evolve(made, residency_reason=made.spec.residency_reason)
+    spec, family = made.spec, made.spec.traits.family
+    reason = spec.residency_reason or residency.reason(
+        made.facts, made.document, made.site.policy, family=family, settled=tier
+    )
+    plan = derive_plan(
+        made.facts,
+        made.document,
+        made.site.policy,
+        family=family,
+        residency=tier,
+        request_deadline_ms=made.site.request_deadline_ms,
+    )
+    return attrs.evolve(made, residency=tier, residency_reason=reason, plan=plan)
+
+
+def plan_view(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON; bytes are decimal strings."""
+    return {
+        "context_tokens": plan.context_tokens,
+        "context_reason": plan.context_reason,
+        "slots": plan.slots,
+        "initialize_ms": plan.initialize_ms,
+        "wake_ms": plan.wake_ms,
+        "phases": {
+            phase.value: {
+                "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
+                "devices": [claim.device for claim in allocation.claims],
+                "provenance": plan.provenance.get(phase),
+            }
+            for phase, allocation in plan.phases.items()
+        },
+        "pools": {name: str(amount) for name, amount in plan.pools.items()},
+        "facts": dict(plan.facts),
+    }
