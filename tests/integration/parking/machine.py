@@ -108,12 +108,19 @@ class ParkMachine(Machine):
 
 @contextlib.contextmanager
 def park_machine(
-    home: Path, first_port: int, families: Mapping[str, Mapping[str, Any]], settings: Sequence[str] = ()
+    home: Path,
+    first_port: int,
+    families: Mapping[str, Mapping[str, Any]],
+    settings: Sequence[str] = (),
+    *,
+    limit_mib: int = 8192,
 ) -> Iterator[ParkMachine]:
     """A machine with one 24 GiB card; `families` to the knobs of their installations. The role is started."""
     identity.become_subreaper()  # what a killed role leaves comes to us
     card.one_card(home / "cards")
-    made = ParkMachine(home=home, environment=Path(sys.prefix), first_port=first_port, settings=settings)
+    made = ParkMachine(
+        home=home, environment=Path(sys.prefix), first_port=first_port, settings=settings, limit_mib=limit_mib
+    )
     try:
         for family, knobs in families.items():
             made.register(family, **knobs)
