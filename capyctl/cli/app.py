@@ -99,6 +99,9 @@ def _overview(*, common: Common = PLAIN) -> None:
 def run(words: Sequence[str]) -> int:
     """Run one command line and return its exit status. Prints errors; raises nothing a user can cause."""
     as_json = _asked_for_json(words)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process
     app = build()
     try:
         status = _dispatch(app, list(words))

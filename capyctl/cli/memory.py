@@ -21,6 +21,7 @@ from capyctl.units import gib
 BAR_LEAST: Final = 10
 """Columns below which a bar shows nothing; without room for it the figures stand alone."""
 BAR_MOST: Final = 60
+WORDS_LEAST: Final = 14
 DOMAIN_TITLES: Final = ("HOST", "DOMAIN", "CHARGED", "LIMIT", "PARKED", "RESERVE", "FOREIGN", "FREE", "TOTAL")
 HOLDER_TITLES: Final = ("HOST", "DOMAIN", "HOLDER", "PHASE", "CHARGED", "SOURCE", "RESIDENT")
 
@@ -121,11 +122,15 @@ def plain(domains: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
 
 
 def drawn(host: Mapping[str, Any], domain: Mapping[str, Any], columns: int, *, full: str) -> list[str]:
-    """One domain as lines no wider than `columns`; every bar is of the domain's whole capacity."""
+    """One domain as lines no wider than `columns`, as far as its figures allow; they are never cut.
+
+    Every bar is of the domain's whole capacity. Long names give way to bars, and so do the notes behind them.
+    """
     rows = [*_rows(domain)]
     capacity = int(domain["capacity_bytes"])
-    words = max(len(row[0]) for row in rows)
     figures = max(len(row[1]) for row in rows)
+    most = max(WORDS_LEAST, columns - figures - BAR_LEAST - 5)
+    words = min(most, max(len(row[0]) for row in rows))
     notes = max(len(row[3]) for row in rows)
     room = min(BAR_MOST, columns - words - figures - notes - 8)
     if room < BAR_LEAST:  # what is said after it is worth less than the bar
@@ -135,22 +140,22 @@ def drawn(host: Mapping[str, Any], domain: Mapping[str, Any], columns: int, *, f
         head += f": {domain['reason']}"
     lines = [head]
     for text, figure, amount, note in rows:
-        line = f"  {text.ljust(words)}  {figure.rjust(figures)}"
+        line = f"  {_cut(text, words, full).ljust(words)}  {figure.rjust(figures)}"
         if room >= BAR_LEAST:
             line += f" {bar(amount, capacity, room, full).ljust(room)}"
         lines.append(f"{line}  {note}" if notes else line)
-    return [line.rstrip()[: max(columns, 1)] for line in lines]
+    return [line.rstrip() for line in lines]
 
 
 def _rows(domain: Mapping[str, Any]) -> Iterable[Row]:
     charged, most = int(domain["reserved_bytes"]), int(domain["managed_limit"])
-    yield "charged", _size(charged), charged, f"of {gib(most)} that may be"
+    yield "charged", _size(charged), charged, f"limit {gib(most)}"
     for holder in domain.get("holders", ()):
         amount = int(holder["bytes"])
         yield f"  {_name(holder)}", _size(amount), amount, f"{holder['phase']}, {_source(holder)}"
     parked = int(domain.get("parked_bytes") or 0)
     if parked:
-        yield "parked", _size(parked), parked, f"of {gib(int(domain['parked_limit']))} that may be"
+        yield "parked", _size(parked), parked, f"limit {gib(int(domain['parked_limit']))}"
     reserve = int(domain["free_reserve"])
     yield "reserve", _size(reserve), reserve, "stays free"
     for name, word, note in (
@@ -160,6 +165,11 @@ def _rows(domain: Mapping[str, Any]) -> Iterable[Row]:
     ):
         amount_seen = domain.get(name)
         yield word, _size(amount_seen), None if amount_seen is None else int(amount_seen), note
+
+
+def _cut(text: str, width: int, full: str) -> str:
+    """`a-long-na…`"""
+    return text if len(text) <= width else text[: width - 1] + ("~" if full == "#" else "…")
 
 
 def bar(amount: int | None, capacity: int, width: int, full: str) -> str:

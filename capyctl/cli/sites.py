@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from capyctl.checkpoints import sources
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.cli.output import Common
 from capyctl.documents import kinds, places
@@ -51,17 +53,13 @@ def this_machine(common: Common) -> Site | None:
     policy = limits_of(settings, host, *trio.run(Observer().discover))
     half = settings.document.host
     store = checkpoints_of(settings, registry, None)
-
-    def facts(document: Deployment) -> Facts | None:
-        source = document.model.source
-        return store.facts(store.resolve(source.path), document) if isinstance(source, Local) else None
-
+    downloads = half.model_sources.path or settings.models_dir
     return Site(
         allowed=Allowed(host=host, name=policy.name, activation=Activation(half.lifecycle.activation), policy=policy),
         policy=policy,
         profiles=registry,
         request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
-        facts=facts,
+        facts=partial(_facts, store, registry, downloads),
         source="this machine",
     )
 
@@ -108,12 +106,14 @@ def _site(path: str, host: Host) -> Site:
         parsers=registry.parsers,
     )
 
+    downloads = str(host.model_sources.path or models)
+
     def facts(document: Deployment) -> Facts | None:
         """Of files that lie here as they would lie there; others are that host's to look at."""
         source = document.model.source
-        if not isinstance(source, Local) or not os.path.isdir(models / source.path):
+        if isinstance(source, Local) and not os.path.isdir(models / source.path):
             return None
-        return store.facts(store.resolve(source.path), document)
+        return _facts(store, registry, downloads, document)
 
     policy = _policy(host)
     return Site(
@@ -126,6 +126,20 @@ def _site(path: str, host: Host) -> Site:
         facts=facts,
         source=path,
     )
+
+
+def _facts(store: CheckpointStore, registry: Registry, downloads: str, document: Deployment) -> Facts | None:
+    """What a model's files say, without their digest; None while some of them are not downloaded.
+
+    Raises: Refusal as measuring them would.
+    """
+    family = registry.registered(document.profile).engine
+    for source, wanted in sources.fetched(document, family):
+        if not os.path.isdir(os.path.join(downloads, sources.place_of(source, wanted))):
+            return None
+    here = sources.placed(document, family, downloads)
+    assert isinstance(here.model.source, Local)  # it is placed
+    return store.facts(store.resolve(here.model.source.path), here)
 
 
 def _policy(host: Host) -> HostPolicy:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # a role document is checked without them
     from capyctl.ledger.types import Allocation
     from capyctl.server.preview import Preview
 
-RESOLUTION: Final = "resolution against a host (give --host <host.yaml>)"
 FORM_ONLY: Final = (
     "enrolment and publication",
     "accepted engine profiles",
@@ -76,7 +75,8 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
     document = _read(raw, file)
     found = _resolved(document, hosts, common)
     if not found:
-        left = [RESOLUTION, *FORM_ONLY]
+        named = ",".join(document.completed().placement.hosts) or "a host"
+        left = [f"resolution against {named} (give --host <host.yaml>)", *FORM_ONLY]
     else:
         left = [line for made in found for line in _not_looked_at(made)]
         left += [*(HOST_ONLY if hosts else ()), *ROLE_ONLY]
