@@ -72,6 +72,8 @@ def caches(config: Block, text: Block, layers: int | None) -> Caches:
     attending = sum(kind not in (Kind.RECURRENT, Kind.NOTHING) for kind in kept)
     states = state_layers(text, recurrent) if recurrent else None
     latent = dimension(text, "kv_lora_rank") is not None
+    if not latent and any(text.get(name) for name in ("index_head_dim", "indexer_head_dim")):
+        return Caches(states=states, why_not="the model has an indexer beside its heads")
     groups = (_latent(text, attending) if latent else _grouped(text, kept)) if attending else ()
     if groups is None:
         return Caches(kind="hybrid" if recurrent else None, states=states, why_not=_undescribed(text, latent))

@@ -10,14 +10,12 @@ Source: memory 5.15; security 5.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 VALUES_MAX = 1 << 22
 CONTAINERS_MAX = 1 << 20
 WIDE_BYTES_MAX = 16 << 20
 """A text with letters beyond ASCII takes up to four bytes for each of its bytes, so it may be this long at most."""
-_DECODER_ERROR = (ValueError, RecursionError)
 
 
 class WrongJson(ValueError):
@@ -29,33 +27,15 @@ def parse(raw: bytes) -> Any:
 
     Raises: WrongJson.
     """
-    return _load(_text(raw))
-
-
-def members(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """The members of the object that `raw` says, each decoded when it is its turn, in their order.
-
-    Names are not compared: whoever keeps them does. Raises: WrongJson.
-    """
     text = _text(raw)
-    decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
-        raise WrongJson("does not begin with {")
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        return _end(text, at + 1)
-    while True:
-        name, at = _decoded(decoder, text, at)
-        if not isinstance(name, str):
-            raise WrongJson("is not JSON")
-        at = _expect(text, at, ":")
-        value, at = _decoded(decoder, text, at)
-        yield name, value
-        at = _skip(text, at)
-        if text[at : at + 1] == "}":
-            return _end(text, at + 1)
-        at = _expect(text, at, ",")
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except WrongJson:
+        raise
+    except RecursionError:
+        raise WrongJson("is nested too deeply") from None
+    except ValueError:
+        raise WrongJson("is not JSON") from None
 
 
 def _text(raw: bytes) -> str:
@@ -69,46 +49,6 @@ def _text(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise WrongJson("is not UTF-8") from None
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except WrongJson:
-        raise
-    except RecursionError:
-        raise WrongJson("is nested too deeply") from None
-    except ValueError:
-        raise WrongJson("is not JSON") from None
-
-
-def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
-    try:
-        return decoder.raw_decode(text, at)
-    except WrongJson:
-        raise
-    except RecursionError:
-        raise WrongJson("is nested too deeply") from None
-    except ValueError:
-        raise WrongJson("is not JSON") from None
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\n", "\r") and at < len(text):
-        at += 1
-    return at
-
-
-def _expect(text: str, at: int, sign: str) -> int:
-    at = _skip(text, at)
-    if text[at : at + 1] != sign:
-        raise WrongJson("is not JSON")
-    return _skip(text, at + 1)
-
-
-def _end(text: str, at: int) -> None:
-    if text[at:].strip(" \t\n\r"):
-        raise WrongJson("goes on after its end")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

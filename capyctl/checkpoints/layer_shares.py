@@ -18,17 +18,17 @@ import attrs
 from capyctl.checkpoints.safetensors import Tensor
 
 # Everything before a decoder layer's number, as model classes nest themselves. Towers and heads for speculation
-# have words of their own (`visual.blocks.3.`, `mtp.layers.0.`), which are not among these.
+# have words of their own (`visual.blocks.3.`, `mtp.layers.0.`), which are not among these; one family calls its
+# decoder an encoder.
 _LAYER = re.compile(
-    r"^(?:(?:base_model|model|language_model|text_model|llm|thinker|transformer|backbone|decoder|gpt_neox)\.)*"
-    r"(?:encoder\.)?(?:layers|h|blocks)\.(\d{1,4})\.(?P<rest>.+)$"
+    r"(?:(?:base_model|model|language_model|text_model|llm|thinker|transformer|backbone|decoder|gpt_neox)\.)*"
+    r"(?:(?<=transformer\.)encoder\.)?(?:layers|h|blocks)\.(\d{1,4})\."
 )
-_ENCODER = re.compile(r"^(?!transformer\.).*encoder\.")  # one family calls its decoder transformer.encoder
-_WHOLE = frozenset({
-    "gate", "router", "shared_expert_gate",
-    "indexer", "compressor", "fused_qkv_a_proj_with_mqa", "kv_a_proj_with_mqa", "wq_a", "wkv_a", "wkv",
-})  # fmt: skip
-_LOW_RANK = re.compile(r"^[a-z]{1,8}_a_proj$")  # q_a_proj, kv_a_proj, f_a_proj, g_a_proj
+# Routers, the gate of shared experts, low-rank projections of latent attention, and what an indexer has.
+_WHOLE = re.compile(
+    r"\.(?:gate|router|shared_expert_gate|indexer|compressor|fused_qkv_a_proj_with_mqa|kv_a_proj_with_mqa"
+    r"|[a-z]{1,8}_a_proj|wq_a|wkv_a|wkv)\."
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -45,17 +45,12 @@ def shares(tensors: Iterable[tuple[str, Tensor]]) -> Shares:
     per_layer: dict[int, int] = defaultdict(int)
     for name, tensor in tensors:
         match = _LAYER.match(name)
-        if match is None or _ENCODER.match(name):
+        if match is None:
             continue
-        per_layer[int(match[1])] += tensor.size_bytes if _split(match["rest"], tensor) else 0
+        split = len(tensor.shape) > 1 and _WHOLE.search(name, match.end() - 1) is None
+        per_layer[int(match[1])] += tensor.size_bytes if split else 0
     return Shares(
         sharded_bytes=sum(per_layer.values()),
         layers=len(per_layer),
         largest_layer_bytes=max(per_layer.values(), default=0),
     )
-
-
-def _split(rest: str, tensor: Tensor) -> bool:
-    if len(tensor.shape) < 2:
-        return False
-    return not any(segment in _WHOLE or _LOW_RANK.match(segment) for segment in rest.split("."))

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from capyctl.checkpoints.bounded_json import WrongJson, members, shown
+from capyctl.checkpoints.bounded_json import WrongJson, parse, shown
 from capyctl.checkpoints.directory import ModelFile
 from capyctl.checkpoints.reading import opened, read
 from capyctl.errors import Refusal
 
 HEADER_BYTES_MAX = 100_000_000
 DIMENSIONS_MAX = 64
+_BITS_MAX = 1 << 66
 _LENGTH = struct.Struct("<Q")
+_MEMBERS = {"dtype", "shape", "data_offsets"}
 
 BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -38,9 +40,8 @@ BITS: Mapping[str, int] = {
 """Bits of one value of each type that the format knows."""
 
 
-@attrs.frozen(kw_only=True)
-class Tensor:
-    """One tensor as its header states it."""
+class Tensor(NamedTuple):
+    """One tensor as its header states it. A plain tuple: a large model has a hundred thousand of them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ def read_header(file: ModelFile) -> Header:
     try:
         raw, data_bytes = _read(file)
         try:
-            return _header(raw, data_bytes)
+            return _header(parse(raw), data_bytes)
         except WrongJson as wrong:
             raise _Wrong(f"its header {wrong}") from None
     except _Wrong as wrong:
@@ -94,31 +95,18 @@ def _read(file: ModelFile) -> tuple[bytes, int]:
     return raw.rstrip(b" "), there - length
 
 
-def _header(raw: bytes, data_bytes: int) -> Header:
-    """The whole text is read before anything in it is judged: what is no JSON is said to be none."""
+def _header(entries: Any, data_bytes: int) -> Header:
+    if not isinstance(entries, dict):
+        raise _Wrong("its header is not an object")
+    metadata = entries.pop("__metadata__", None)
+    if metadata is not None:
+        _check_metadata(metadata)
     tensors: dict[str, Tensor] = {}
     ranges: list[tuple[int, int, str]] = []
-    problem: _Wrong | None = None
-    names: set[str] = set()
-    twice: str | None = None
-    for name, entry in members(raw):
-        twice = name if name in names else twice
-        names.add(name)
-        try:
-            if name == "__metadata__":
-                _check_metadata(entry)
-                continue
-            tensor, begin, end = _tensor(name, entry)
-        except _Wrong as wrong:
-            problem = problem or wrong
-            continue
-        if problem is None:
-            tensors[name] = tensor
-            ranges.append((begin, end, name))
-    if twice is not None:
-        raise _Wrong(f"its header names {shown(twice)} twice")
-    if problem is not None:
-        raise problem
+    for name, entry in entries.items():
+        tensor, begin, end = _tensor(name, entry)
+        tensors[name] = tensor
+        ranges.append((begin, end, name))
     return Header(tensors=tensors, tensor_bytes=_covered(ranges, data_bytes))
 
 
@@ -143,27 +131,32 @@ def _covered(ranges: list[tuple[int, int, str]], data_bytes: int) -> int:
 
 
 def _tensor(name: str, entry: Any) -> tuple[Tensor, int, int]:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(entry, dict) or entry.keys() != _MEMBERS:
         raise _Wrong(f"{shown(name)} does not state dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in BITS:
+    bits = BITS.get(dtype) if isinstance(dtype, str) else None
+    if bits is None:
         raise _Wrong(f"{shown(name)} has the unknown type {shown(str(dtype))}")
-    if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX or not all(_count(number) for number in shape):
+    if not _counts(shape, DIMENSIONS_MAX):
         raise _Wrong(f"{shown(name)} has no usable shape")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_count(number) for number in offsets):
+    if not _counts(offsets, 2) or len(offsets) != 2:
         raise _Wrong(f"{shown(name)} has no usable data_offsets")
-    bits = BITS[dtype]
     for number in shape:
         bits *= number
-        if bits >= 1 << 66:  # more than any file holds; a later zero would have hidden it
+        if bits > _BITS_MAX:  # a later zero would have hidden it
             raise _Wrong(f"{shown(name)} is larger than any file")
     begin, end = offsets
     if bits % 8:
         raise _Wrong(f"{shown(name)} does not end on a byte")
     if end - begin != bits // 8:
         raise _Wrong(f"{shown(name)} is {bits // 8} bytes by its shape and {end - begin} by its data_offsets")
-    return Tensor(dtype=dtype, shape=tuple(shape), size_bytes=end - begin), begin, end
+    return Tensor(dtype, tuple(shape), end - begin), begin, end
 
 
-def _count(number: Any) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
+def _counts(numbers: Any, most: int) -> bool:
+    """Whether this is a list of at most `most` whole numbers that a file could be measured in."""
+    if type(numbers) is not list or len(numbers) > most:
+        return False
+    if not numbers:
+        return True
+    return set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < 1 << 63
