@@ -14,6 +14,8 @@ from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.errors import CapyError
 from capyctl.fsm.types import Domain, Phase, Residency
+from capyctl.host.cards import Card
+from capyctl.host.policy import card_policy
 from capyctl.ledger.types import DomainKind, HostPolicy, Plan
 
 X = 5 * GIB // 4
@@ -78,7 +80,25 @@ def test_the_reference_values_of_one_pool_come_out() -> None:
     assert round(on(eager, Phase.COLD) / GIB, 1) == 61.7
     assert on(plan(facts(weights), deployment(kv), spark(), RESTART), Phase.COLD) == on(lazy, Phase.COLD)
     big = host(unified=domain(DomainKind.UNIFIED, 400 * GIB, 300 * GIB, device="gpu0"))
-    assert on(plan(facts(71 * GIB), deployment(kv), big), Phase.COLD) == 111 * GIB + X
+    assert on(plan(facts(71 * GIB), deployment(kv), big), Phase.COLD) == 111 * GIB + X  # 112.25
+    assert on(plan(facts(64 * GIB), deployment(kv), big), Phase.COLD) == 104 * GIB + X
+    assert on(plan(facts(64 * GIB), deployment(kv), big, RESTART), Phase.COLD) == 152 * GIB + X
+    assert on(plan(facts(64 * GIB), deployment(kv, "sglang"), big), Phase.COLD) == 152 * GIB + X
+    drafted = facts(23 * GIB, draft={"weight_bytes": GIB, "cache_values": 2048, "not_derivable": None})
+    made = plan(drafted, deployment({"memory": {"kv_cache": "16GiB"}}), spark())
+    assert on(made, Phase.READY) == 48 * GIB + X  # 49.25
+
+
+def test_a_card_of_16_gb_is_charged_what_was_published() -> None:
+    total = 1599 * GIB // 100
+    limits = card_policy(Card(index=0, uuid="GPU-1", name="a", total_bytes=total, free_bytes=total))
+    assert round(limits.reserve_bytes / GIB, 2) == 1.28
+    assert round(limits.managed_bytes / GIB, 2) == 14.71
+    policy = host(system=domain(DomainKind.DISTINCT, 64 * GIB, 32 * GIB), gpu0=limits)
+    made = plan(facts(2 * GIB), deployment(), policy)
+    assert round(made.pools["kv_cache"] / GIB, 2) == 3.68
+    assert round(on(made, Phase.READY, "gpu0") / GIB, 2) in (13.24, 13.25)  # three quarters of it, and the context
+    refused("insufficient_device_memory", facts(10 * GIB), deployment(), policy)
 
 
 def test_a_start_larger_than_the_limit_takes_the_whole_host() -> None:
