@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import attrs
 from cyclopts import Parameter
 
-from capyctl.cli import lifecycle
+from capyctl.cli import lifecycle, progress
 from capyctl.cli.client import Management
 from capyctl.cli.lifecycle import RequestId, Wait
 from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary, the_file
@@ -191,6 +191,8 @@ def checkpoint_of(view: dict[str, Any]) -> tuple[str, str]:
     digest, state = checkpoint.get("digest"), str(checkpoint.get("state") or "")
     if digest:
         return str(digest), str(digest)
+    if state == "materializing":
+        return "pending", f"being downloaded: {progress.downloaded(checkpoint.get('download') or {})}"
     if state in ("pending", "measuring", ""):
         return "pending", "being measured"
     return state, f"{state}: {checkpoint.get('reason')}" if checkpoint.get("reason") else state

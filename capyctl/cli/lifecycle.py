@@ -94,7 +94,7 @@ def started(api: Management, view: dict[str, Any], *, evict: bool, timeout: Dura
     def send() -> dict[str, Any]:
         return _start(api, view, evict=evict, timeout=timeout)
 
-    receipt = progress.until_accepted(send, name, view)
+    receipt = progress.until_accepted(send, name, view, api)
     text = f"Starting {name}"
     operation = progress.wait_for(
         api,

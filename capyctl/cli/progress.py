@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,6 +21,10 @@ from capyctl.errors import CapyError, Failure, Lost, Refusal
 POLL_FIRST_S: Final = 0.25
 POLL_MOST_S: Final = 2.0
 DIGEST_LIMIT_S: Final = 900
+DOWNLOAD_LIMIT_S: Final = 1800
+DOWNLOAD_POLL_S: Final = 0.5
+DOWNLOAD_LINE_S: Final = 10.0  # between two lines of progress where there is no terminal
+BAR: Final = 24
 UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it is the answer
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
 QUIET_S: Final = 1.0  # what passes by itself within it is not worth a line
@@ -62,10 +66,20 @@ class Told:
     evict: bool
     reason: str = ""
     hinted: bool = False
+    download_ends: float = 0.0
 
-    def look(self, operation: dict[str, Any]) -> None:
-        """Say what an open operation waits for now, if it is something else than before."""
-        reason = operation.get("reason") or self._waiting(operation)
+    def look(self, operation: dict[str, Any], change: Callable[[str], None]) -> None:
+        """Say what an open operation waits for now, if it is something else than before; a download is watched.
+
+        Raises: Failure `activation_timeout` as `watch_download`.
+        """
+        reason = operation.get("reason")
+        if not reason:
+            view = self._deployment(operation)
+            if _is_downloaded(view):
+                self.download_ends = self.download_ends or say_download(str(view["name"]))
+                view = watch_download(self.management, view, change, self.download_ends)
+            reason = view.get("waiting")
         if reason and reason != self.reason:
             self.reason = str(reason)
             note(f"Waiting: {' '.join(self.reason.split())}")
@@ -73,12 +87,12 @@ class Told:
             self.hinted = True
             note(MAKE_ROOM)
 
-    def _waiting(self, operation: dict[str, Any]) -> Any:
-        """What the deployment waits for, when its operation does not say."""
+    def _deployment(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """The deployment, which says what its operation does not; empty once it was deleted."""
         try:
-            return self.management.get(f"/deployments/{operation.get('deployment_id')}").get("waiting")
+            return self.management.get(f"/deployments/{operation.get('deployment_id')}")
         except Refusal:  # it was deleted; the next look at the operation tells
-            return None
+            return {}
 
 
 def wait_for(
@@ -113,17 +127,86 @@ def wait_for(
                     f"wait again with --request-id {management.request_id}",
                 )
             if told is not None and waited >= QUIET_S:
-                told.look(operation)
+                told.look(operation, change)
             reason = operation.get("reason")
             change(f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})")
             time.sleep(min(pause, limit_s - waited))
     raise AssertionError("pauses never end")
 
 
-def until_accepted(send: Callable[[], dict[str, Any]], name: str, view: dict[str, Any]) -> dict[str, Any]:
-    """`send` until the role takes it, when it is refused only because a stop or a measurement is going on.
+def amount(count: int) -> str:
+    """Bytes that arrive: `93.8 MiB`, `4.2 GiB`."""
+    return f"{count / (1 << 20):.1f} MiB" if count < 1 << 30 else f"{count / (1 << 30):.1f} GiB"
 
-    Says on stderr what is waited for, with its bound. Raises: the refusal itself once the bound has passed.
+
+def downloaded(download: Mapping[str, Any]) -> str:
+    """`1.2 GiB of 4.5 GiB (27 %)`, or what goes on before anybody knows how much it is."""
+    done, total = int(download.get("done_bytes") or 0), download.get("total_bytes")
+    phase = download.get("phase")
+    if total is None:
+        return "waiting for its turn" if phase == "waiting" else "asking what it consists of"
+    share = 100 * done // int(total) if int(total) else 100
+    return f"{amount(done)} of {amount(int(total))} ({share} %){', verifying' if phase == 'verifying' else ''}"
+
+
+def watch_download(
+    management: Management, view: Mapping[str, Any], change: Callable[[str], None], ends: float
+) -> dict[str, Any]:
+    """The deployment's view once nothing is downloaded for it any more.
+
+    Says what is waited for, and how far it is: in the spinner's line on a terminal, in lines of its own elsewhere.
+
+    Args:
+      ends: the monotonic time of the bound.
+    Raises: Failure `activation_timeout` once the bound has passed; what is downloaded goes on.
+    """
+    name = str(view["name"])
+    told_at, told = time.monotonic(), ""
+    first: tuple[float, int] | None = None
+    while True:
+        now = time.monotonic()
+        seen = management.deployment(str(view["id"]))
+        download = (seen.get("checkpoint") or {}).get("download")
+        if not _is_downloaded(seen) or not download:
+            return seen
+        text = downloaded(download)
+        if now >= ends:
+            raise Failure(
+                "activation_timeout",
+                f"{name} is still being downloaded ({text}); that goes on, "
+                f"and `capyctl start deployment {name} --wait` waits for it again",
+            )
+        done, total = int(download.get("done_bytes") or 0), download.get("total_bytes")
+        if total:
+            first = first or (now, done)
+            rate = (done - first[1]) / (now - first[0]) if now - first[0] >= 1 else 0.0
+            text += f", {amount(int(rate))}/s" if rate >= 1 else ""
+            filled = min(BAR, BAR * done // max(1, int(total)))
+            change(f"Downloading {name} {'━' * filled}{'╌' * (BAR - filled)} {text}")
+        if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
+            told_at, told = now, text
+            note(f"Downloading {name}: {text}")
+        time.sleep(DOWNLOAD_POLL_S)
+
+
+def say_download(name: str) -> float:
+    """Say that a download is waited for, with its bound; when that ends."""
+    text = f"Waiting for the model source of {name} to be downloaded and verified"
+    note(f"{text} (at most {DOWNLOAD_LIMIT_S}s)")
+    return time.monotonic() + DOWNLOAD_LIMIT_S
+
+
+def _is_downloaded(view: Mapping[str, Any]) -> bool:
+    return (view.get("checkpoint") or {}).get("state") == "materializing"
+
+
+def until_accepted(
+    send: Callable[[], dict[str, Any]], name: str, view: dict[str, Any], management: Management
+) -> dict[str, Any]:
+    """`send` until the role takes it, when it is refused only because a stop, a download or a measurement goes on.
+
+    Says on stderr what is waited for, with its bound. Raises: the refusal itself once the bound has passed; what a
+    download failed with.
     """
     stop_limit_s = -(-int(view.get("initialize_ms") or 130_000) // 1000) + 30
     waits = {
@@ -135,12 +218,22 @@ def until_accepted(send: Callable[[], dict[str, Any]], name: str, view: dict[str
         ),
     }
     began: dict[str, float] = {}
+    download_ends = 0.0
     for pause in pauses():
         try:
             return send()
         except CapyError as refusal:
             if refusal.code not in waits:
                 raise
+            if refusal.code == "checkpoint_digest_pending":
+                seen = management.deployment(str(view["id"]))
+                if _is_downloaded(seen):
+                    download_ends = download_ends or say_download(name)
+                    with spinner(f"Downloading {name}") as change:
+                        checkpoint = watch_download(management, seen, change, download_ends)["checkpoint"]
+                    if checkpoint.get("code") and checkpoint.get("state") != "measuring":
+                        raise made(str(checkpoint["code"]), f"{name}: {checkpoint['reason']}", 409) from None
+                    continue
             text, limit_s = waits[refusal.code]
             if refusal.code not in began:
                 began[refusal.code] = time.monotonic()

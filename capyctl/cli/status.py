@@ -12,6 +12,7 @@ from typing import Any
 from capyctl.cli.lifecycle import ended, management, startup_cell
 from capyctl.cli.listing import domains_of, host_names
 from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
+from capyctl.cli.progress import downloaded
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
 
@@ -90,7 +91,9 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
         lines["Bound"] = f"ready within {seconds(int(view['initialize_ms']))} of its start"
     checkpoint = view.get("checkpoint") or {}
     state, reason = checkpoint.get("state"), checkpoint.get("reason")
-    if state in ("pending", "measuring"):
+    if state == "materializing":
+        lines["Checkpoint"] = f"being downloaded: {downloaded(checkpoint.get('download') or {})}"
+    elif state in ("pending", "measuring"):
         lines["Checkpoint"] = "being measured"
     elif reason:
         lines["Checkpoint"] = f"{state}: {reason}"

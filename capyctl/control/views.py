@@ -150,7 +150,12 @@ def observed_state(row: DeploymentRow, instances: list[InstanceRow]) -> str:
     for state in ("uncertain", "reconciling", "parked"):
         if state in states:
             return state
-    return "failed" if "failed" in states or row.state.gate in BARRED else "stopped"
+    return "failed" if "failed" in states or _barred(row) else "stopped"
+
+
+def _barred(row: DeploymentRow) -> bool:
+    """Its checkpoint cannot be used, and not because an operator stopped its download."""
+    return row.state.gate in BARRED and row.state.gate_code != "deployment_stopped"
 
 
 def _doubted(one: InstanceRow) -> bool:
@@ -258,7 +263,7 @@ def _last_error(row: DeploymentRow, one: InstanceRow) -> Json | None:
         return None  # what it serves says that it is over; that a copy woke wrongly stays to be known
     if one.run.last_error is not None:
         return {"code": one.run.last_error.code, "message": one.run.last_error.reason}
-    if row.state.gate in BARRED and not one.has_launch:
+    if _barred(row) and not one.has_launch:
         return {"code": row.state.gate_code or "checkpoint_unusable", "message": row.state.gate_reason}
     return None
 

@@ -47,7 +47,7 @@ COMMANDS = (e.DeployAsked, e.StartAsked, e.PreinitializeAsked, e.StopAsked, e.Pa
 UNMEASURABLE = frozenset(
     {
         *("invalid_root", "unsafe_file", "too_large", "unauthorized", "not_materializable", "not_found"),
-        *("insufficient_space", "unavailable"),
+        *("insufficient_space", "unavailable", "deployment_stopped"),
     }
 )
 """Reasons for which a checkpoint is not there or cannot be measured at all, as against measured and unusable."""

@@ -36,7 +36,7 @@ class Materials:
         return None if self.downloads is None else str(self.downloads.root)
 
     async def materialize(self, command: m.MaterializeSource) -> m.Result:
-        """Have every source of a deployment. Raises: CapyError as downloads do; `not_materializable` once stopped."""
+        """Have every source of a deployment. Raises: CapyError: as downloads do; `deployment_stopped`, called off."""
         if self.downloads is None:
             raise Refusal("not_materializable", "this host downloads no models; name a directory")
         document = parse_deployment(command.document, "the deployment")
@@ -57,7 +57,7 @@ class Materials:
             finally:
                 self._scopes.pop(command.command_id, None)
         if scope.cancelled_caught:
-            raise Refusal("not_materializable", "its download was stopped; what has arrived is kept for the next start")
+            raise Refusal("deployment_stopped", "its download was stopped; what has arrived is kept for the next start")
         return m.Materialized(command_id=command.command_id, paths=tuple(str(path) for path in paths))
 
     def stop(self, command: m.StopMaterializing) -> m.Result:

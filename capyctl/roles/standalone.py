@@ -194,6 +194,7 @@ async def _role(settings: StandaloneSettings, form: str) -> None:
             await outer.start(stopping.watch)
             await outer.start(stopping.unless_it_fails, store.run)
             services = _services(settings, credentials, driver, world, store, desk, here, clock)
+            services.fetching = links.fetching.progress
             await _serve(settings, form, stopping, services, links, here)
             outer.cancel_scope.cancel()
     finally:

@@ -70,6 +70,8 @@ class Services:
     request_deadline_ms: Millis
     log_tail: LogTail
     announce_profiles: Callable[[], None]
+    fetching: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
+    """What is downloaded for a deployment now, a row per host."""
     facts: RoleFacts | None = None
 
     # --- commands --------------------------------------------------------------------------------
@@ -280,6 +282,7 @@ class Services:
 
     def _with_engine(self, view: dict[str, Any]) -> dict[str, Any]:
         spec = self.world.book.deployments[DeploymentId(view["id"])].spec
+        view = self._with_download(view)
         try:
             registered: Registered = self.registry.registered(spec.profile)
         except Refusal:
@@ -290,6 +293,20 @@ class Services:
             "engine_version": registered.version,
             "engine_executable": registered.executable,
         }
+
+    def _with_download(self, view: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint that is on its way, or looked at again, shows that instead of what was found before."""
+        identity = DeploymentId(view["id"])
+        rows = self.fetching(identity)
+        if not rows:
+            if identity not in self.world.book.measuring:
+                return view
+            return {**view, "checkpoint": {**view["checkpoint"], "state": "measuring"}}
+        slowest = min(rows, key=lambda row: row["done_bytes"])
+        download = {**{name: slowest[name] for name in ("phase", "done_bytes", "total_bytes")}, "hosts": rows}
+        waiting = view["waiting"] and "the model is being downloaded"
+        checkpoint = {**view["checkpoint"], "state": "materializing", "download": download}
+        return {**view, "checkpoint": checkpoint, "waiting": waiting}
 
     def _using(self, profile: str) -> list[str]:
         return sorted(row.spec.name for row in self.world.book.deployments.values() if row.spec.profile == profile)
