@@ -220,6 +220,23 @@ def test_the_fraction_is_of_what_is_free_when_the_engine_starts() -> None:
     assert caught.value.code == "insufficient_device_memory"
 
 
+@given(
+    pool=st.integers(1 << 30, 90 << 30),
+    spare=st.integers(0, 60 << 30),
+    context=st.integers(0, 2 << 30),
+    real=st.integers(0, 100),
+)
+@settings(derandomize=True, max_examples=200)
+def test_the_pool_and_the_context_that_is_really_made_stay_inside_the_charge(
+    pool: int, spare: int, context: int, real: int
+) -> None:
+    free, made = pool + context + spare, context * real // 100
+    said = float(fraction(facts(available={"gpu0": free}, pools={"static": pool, "context": context})))
+    taken = made + said * (free - made)  # its base is what is free once the context is there
+    assert taken <= pool + context
+    assert taken - made >= min(pool, 0.9999 * (free - context)) - (free - made) / 10_000  # four decimals
+
+
 def test_the_environment_has_the_keys_and_no_plugins() -> None:
     env = variables(facts(device_env={"CUDA_VISIBLE_DEVICES": "GPU-1"}), telemetry=False)
     assert (env["CAPYCTL_ENGINE_API_KEY"], env["CAPYCTL_ENGINE_ADMIN_KEY"]) == ("k" * 40, "a" * 40)

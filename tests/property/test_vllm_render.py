@@ -175,6 +175,23 @@ def test_the_share_never_exceeds_what_is_free_nor_falls_below_the_charge_when_th
             assert share >= 0.75
 
 
+def test_the_context_is_no_part_of_the_share_and_every_rank_has_the_same() -> None:
+    pools = {"kv_cache": GIB, "context": 2 * GIB}
+    one = launch(ready={"gpu0": 66 * GIB}, capacity={"gpu0": 80 * GIB}, available={"gpu0": 79 * GIB}, pools=pools)
+    assert utilization(one) == "0.8"
+    two = launch(
+        ready={"gpu0": 66 * GIB, "gpu1": 66 * GIB, "system": 4 * GIB},
+        capacity={"gpu0": 80 * GIB, "gpu1": 80 * GIB},
+        available={"gpu0": 79 * GIB, "gpu1": 65 * GIB},
+        pools=pools,
+        fields={"topology": {"tensor_parallel": 2}},
+    )
+    assert utilization(two) == "0.8"
+    fuller = attrs.evolve(two, facts=attrs.evolve(two.facts, available={"gpu0": 79 * GIB, "gpu1": 64 * GIB}))
+    assert float(utilization(fuller)) < 0.8
+    assert words(two)[0][7:9] == ["--tensor-parallel-size", "2"]
+
+
 def test_a_share_of_an_unknown_size_is_refused() -> None:
     with pytest.raises(Refusal, match="the size of gpu0 is not known"):
         utilization(launch(capacity={}))
