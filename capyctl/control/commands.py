@@ -185,6 +185,27 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     return _activated(book, event, row.state.deployment, revision=after.revision)
 
 
+def renew(book: Book, identity: DeploymentId) -> None:
+    """The same document as a new revision, measured and sized again, by nobody's command."""
+    row = book.deployments[identity]
+    fact = deployment.ReviseAsked(
+        now_ms=book.now_ms,
+        expected_revision=row.state.revision,
+        wanted=_wanted(row.spec),
+        live=any(one.has_launch or one.in_progress for _, one in book.of(identity)),
+        resume=any(one.on_the_way for _, one in book.of(identity)),
+    )
+    after, effects = deployment.step(row.state, fact)
+    if any(isinstance(one, Refused) for one in effects):
+        return  # it is being deleted
+    book.put_deployment(
+        DeploymentRow(state=after, spec=row.spec, created_at_ms=row.created_at_ms, generation=row.generation)
+    )
+    for lane, _ in list(book.of(identity)):
+        lanes.tell(book, lane, facts.Revised(now_ms=book.now_ms))
+    _perform(book, identity, effects, None)
+
+
 def _at_work(book: Book, identity: DeploymentId) -> bool:
     """An engine of it serves, or is about to: nothing of that is ended for a document that says the same."""
     return any(one.has_launch and not one.is_parked and not one.ending for _, one in book.of(identity))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import idle, lanes, leftovers, peaks, refusing, requests, residents, switching
+from capyctl.control import idle, lanes, leftovers, peaks, refusing, requests, reshaping, residents, switching
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow, InstanceRow, Move
 from capyctl.errors import InvariantBroken
@@ -36,6 +36,7 @@ def online(book: Book, event: e.HostOnline) -> None:
     )
     book.online.add(host)
     peaks.installed(book, host, event.installations)
+    reshaping.resolve_anew(book, host, None if before is None else before.policy, policy)
     leftovers.prune_logs(book, host)
     for lane, _ in book.on(host):
         lanes.tell(book, lane, facts.HostReturned(now_ms=event.now_ms))
