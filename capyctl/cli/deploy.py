@@ -19,12 +19,11 @@ from capyctl.cli.lifecycle import RequestId, Wait
 from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary, the_file
 from capyctl.documents import owned, places, reader, strict
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.documents.model_source import COMMIT, HuggingFace
+from capyctl.documents.model_source import HuggingFace
 from capyctl.documents.scalars import EnvName, EnvValue, parse_env_name, parse_env_value, parse_https
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import CapyError, Refusal
 
 HUB: Final = "https://huggingface.co"
-_PIN_LIMIT_S: Final = 30
 
 
 def model(
@@ -151,37 +150,16 @@ def _pinned(source: Any, endpoint: str | None) -> Any:
     """A Hub reference at its present commit; other sources as they are. Asks the Hub."""
     if not isinstance(source, HuggingFace) or source.pinned:
         return source
-    import json
-    import urllib.error
-    import urllib.request
-    from urllib.parse import quote
+    from capyctl.downloads import pin, tokens
 
-    environ = os.environ
-    hub = endpoint or environ.get("CAPYCTL_HF_ENDPOINT") or environ.get("HF_ENDPOINT") or HUB
+    hub = endpoint or os.environ.get("CAPYCTL_HF_ENDPOINT") or os.environ.get("HF_ENDPOINT") or HUB
     try:
-        hub = parse_https(hub).rstrip("/")
+        hub = parse_https(hub)
     except ValueError as wrong:
         raise Refusal("invalid_config", f"--hf-endpoint {hub}: {wrong}") from None
-    revision = quote(source.revision or "main", safe="")
-    request = urllib.request.Request(f"{hub}/api/models/{source.repo}/revision/{revision}")
-    token = environ.get("CAPYCTL_HF_TOKEN") or environ.get("HF_TOKEN")
-    if token and source.token_ref is None:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=_PIN_LIMIT_S) as answer:
-            commit = json.loads(answer.read(8 << 20)).get("sha")
-    except urllib.error.HTTPError as wrong:
-        raise Refusal(
-            "not_found" if wrong.code == 404 else "invalid_config",
-            f"{source.repo} cannot be pinned: {hub} answered {wrong.code}",
-        ) from None
-    except (OSError, ValueError, AttributeError) as wrong:
-        reason = getattr(wrong, "reason", wrong)
-        raise Failure(
-            "unavailable", f"{source.repo} cannot be pinned: {hub} did not say its commit ({reason})"
-        ) from None
-    if not isinstance(commit, str) or COMMIT.fullmatch(commit) is None:
-        raise Failure("unavailable", f"{source.repo} cannot be pinned: {hub} did not say its commit")
+    # A source with a token of its own has it on its host; here it would be the wrong one.
+    token = None if source.token_ref is not None else tokens.from_environment(os.environ)
+    commit = pin.commit_of(source.repo, source.revision, endpoint=hub, token=token)
     return attrs.evolve(source, revision=commit)
 
 

@@ -23,7 +23,7 @@ import attrs
 
 from capyctl import __version__
 from capyctl.downloads.reach import Reach
-from capyctl.errors import Failure, Refusal
+from capyctl.errors import Refusal
 
 REDIRECTS_MAX: Final = 5
 WAIT_MAX_S: Final = 60.0
@@ -324,8 +324,3 @@ def _word(wrong: Exception) -> str:
     if isinstance(wrong, OSError) and wrong.strerror:
         return wrong.strerror
     return type(wrong).__name__ if isinstance(wrong, http.client.HTTPException) else str(wrong) or type(wrong).__name__
-
-
-def patiently(failed: Interrupted, what: str) -> Failure:
-    """What is said once it was tried often enough."""
-    return Failure("unavailable", f"{what}: {failed.why}. What has arrived is kept; try again")

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import attrs
 
-from capyctl.downloads.door import Answer, Door, Interrupted, Line, patiently
+from capyctl.downloads.door import Answer, Door, Interrupted, Line
 from capyctl.downloads.listing import RemoteFile
 from capyctl.errors import Failure, Refusal
 
@@ -65,7 +65,7 @@ def try_on(work: Callable[[], Any], done: Callable[[], int], line: Line, patienc
             failed = 1 if done() - before >= PROGRESS_BYTES else failed + 1
             before = done()
             if failed >= patience.attempts:
-                raise patiently(interrupted, what) from None
+                raise Failure("unavailable", f"{what}: {interrupted.why}. Try again later") from None
             line.stopped.wait(patience.pause(failed, interrupted.after_s))
             line.check_stopped()
 

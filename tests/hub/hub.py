@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._large(path)
             if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self._plain(401, {"X-Error-Message": "Invalid username or password."}, b"{}")
-            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path):
+            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
                 return self._listing(match[1], path)
             if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
                 return self._resolve(match[1], match[3])

@@ -1,0 +1,78 @@
+"""A branch or tag becomes a commit at the deploy, asked of the Hub that the user names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capyctl.cli.deploy import read_document, settle
+from capyctl.documents.model_source import HuggingFace
+from capyctl.downloads.part import Patience
+from capyctl.downloads.pin import commit_of
+from capyctl.errors import CapyError
+from tests.hub.hub import COMMIT, Fault, Hub, running
+
+REPO = "maker/tiny"
+TOKEN = "hf_" + "b" * 30
+QUICK = Patience(attempts=2, pause_s=0.001)
+
+
+def pinned(hub: Hub, revision: str | None = None, token: str | None = None, repo: str = REPO) -> str:
+    return commit_of(repo, revision, endpoint=hub.endpoint, token=token, patience=QUICK)
+
+
+def test_main_or_what_is_named_becomes_todays_commit():
+    with running({REPO: {"config.json": b"{}"}}) as hub:
+        assert pinned(hub) == pinned(hub, "v1/2") == COMMIT
+    assert [one.path for one in hub.seen] == [f"/api/models/{REPO}/revision/{name}" for name in ("main", "v1%2F2")]
+
+
+def test_a_token_is_sent_to_the_hub_and_not_to_where_it_redirects():
+    with running({REPO: {"config.json": b"{}"}}, token=TOKEN) as hub:
+        assert pinned(hub, token=TOKEN) == COMMIT
+        hub.faults["/revision/main"] = [Fault(redirect=f"{hub.cdn}/elsewhere")]
+        with pytest.raises(CapyError) as caught:
+            pinned(hub, token=TOKEN)
+    assert "127.0.0.1" in caught.value.message  # a private address that nobody named
+    assert TOKEN not in caught.value.message
+    assert not hub.to("cdn")
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "fault", "code"),
+    [
+        ("maker/none", None, Fault(), "not_found"),
+        (REPO, "wrong", Fault(), "unauthorized"),
+        (REPO, TOKEN, Fault(status=403), "unauthorized"),
+        (REPO, TOKEN, Fault(status=503), "unavailable"),
+        (REPO, TOKEN, Fault(cut_after=3), "unavailable"),
+        (REPO, TOKEN, Fault(redirect="http://169.254.169.254/x"), "not_materializable"),
+    ],
+)
+def test_a_hub_that_does_not_say_is_one_line(repo: str, token: str | None, fault: Fault, code: str):
+    needs = None if repo == "maker/none" else TOKEN
+    faults = {"/revision/main": [fault] * 3}
+    with running({REPO: {"config.json": b"{}"}}, token=needs, faults=faults) as hub, pytest.raises(CapyError) as caught:
+        pinned(hub, token=token, repo=repo)
+    assert (caught.value.code, caught.value.message.startswith(f"{repo} cannot be pinned: ")) == (code, True)
+
+
+def test_a_document_is_pinned_by_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    document = tmp_path / "m.yaml"
+    document.write_text(f"name: m\nengine: vllm\nmodel: {{hf: {REPO}@v2}}\n")
+    with running({REPO: {"config.json": b"{}"}}, token=TOKEN) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        settled = settle(read_document(str(document)), str(document), None, [])
+    assert settled.model.source == HuggingFace(repo=REPO, revision=COMMIT)
+
+
+@pytest.mark.parametrize(
+    "module", ["capyctl.cli.app", "capyctl.cli.deploy", "capyctl.cli.status", "capyctl.roles.machine"]
+)
+def test_nothing_imports_the_hubs_library_before_a_hub_is_asked(module: str):
+    look = f"import sys, {module}; print([name for name in sys.modules if name in ('huggingface_hub', 'httpx2')])"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"
