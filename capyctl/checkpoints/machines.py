@@ -119,21 +119,22 @@ def _preferred(stated: Sequence[str]) -> Callable[[_Named], tuple[bool, int]]:
 
 
 def _alike(document: Deployment, policy: HostPolicy, fitting: Sequence[_Named], stated: Sequence[str]) -> list[_Named]:
-    """A card per rank, all of one size: those that are spoken of, else the largest.
+    """A card per rank, all of one model and size: those that are spoken of, else the largest.
 
     Raises: Refusal `host_ineligible` when the host has not that many alike.
     """
     ranks = document.topology.ranks
-    sizes: dict[int, list[_Named]] = defaultdict(list)
+    makes: dict[tuple[str | None, int], list[_Named]] = defaultdict(list)
     for name, limits in fitting:
         if limits.kind is DomainKind.DEVICE:
-            sizes[limits.capacity_bytes].append((name, limits))
-    enough = [cards for cards in sizes.values() if len(cards) >= ranks]
+            makes[limits.model, limits.capacity_bytes].append((name, limits))
+    enough = [cards for cards in makes.values() if len(cards) >= ranks]
     if not enough:
-        has = max((len(cards) for cards in sizes.values()), default=0)
+        has = max((len(cards) for cards in makes.values()), default=0)
         raise Refusal(
             "host_ineligible",
-            f"{document.name}: topology has {ranks} ranks, a card of one size for each; {policy.name} has {has}",
+            f"{document.name}: topology has {ranks} ranks, each on a card like the others'; "
+            f"{policy.name} has {has} that are alike",
         )
 
     def rank(cards: list[_Named]) -> tuple[int, int]:

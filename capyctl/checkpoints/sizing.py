@@ -125,15 +125,13 @@ def _beside_resources(
 
 
 def _shown(facts: Mapping[str, Any], machine: Machine, weights: int, needs: Needs, family: str) -> dict[str, str]:
-    margin = (
-        sizing_llamacpp.margin(machine, weights) if family == "llamacpp" else sizing_tensors.margin(machine, weights)
-    )
+    beside = sizing_llamacpp.margin if family == "llamacpp" else sizing_tensors.margin
     architectures = facts.get("architectures") or ()
     shown = {
         "model_file": str(facts.get("model_file", "")),
         "architecture": str(facts.get("architecture") or next(iter(architectures), "")),
         "weight_bytes": str(weights),
-        "margin_bytes": str(margin),
+        "margin_bytes": str(beside(machine, needs.weights)),
         "context_trained": str(facts.get("context_trained") or "unknown"),
         **needs.notes,
     }

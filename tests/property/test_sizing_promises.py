@@ -377,7 +377,7 @@ def test_ranks_need_cards_of_one_size_and_an_engine_that_splits() -> None:
 
     assert refused("vllm", cards()) == (
         "host_ineligible",
-        "m: topology has 2 ranks, a card of one size for each; box has 1",
+        "m: topology has 2 ranks, each on a card like the others'; box has 1 that are alike",
     )
     assert refused("sglang", spark())[0] == "host_ineligible"
     assert refused("llamacpp", alike(2))[0] == "multi_gpu_unsupported"
