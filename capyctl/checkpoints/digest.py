@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 
 from capyctl.checkpoints.directory import Listing, ModelFile
-from capyctl.checkpoints.reading import changed, opened
+from capyctl.checkpoints.reading import Identity, changed, opened
 
 SMALL_FILE_BYTES = 4 << 20
 CACHE_BYTES_MAX = 16 << 20
@@ -29,7 +29,7 @@ CACHE_ENTRIES_MAX = 20_000
 _CHUNK = 4 << 20
 
 Progress = Callable[[int, int], None]
-"""(bytes hashed so far, bytes to hash in all); called at most once per 4 MiB."""
+"""(bytes hashed so far, bytes to hash in all): first with 0, then at most once per 4 MiB."""
 
 
 @attrs.frozen(kw_only=True)
@@ -147,14 +147,21 @@ def digest_listing(
     Raises: Refusal `checkpoint_mismatch` when a file changes while it is read; `checkpoint_unusable` when a
       file cannot be read.
     """
-    known = {
-        file.path: cache.get(file) if trust_cache and file.size_bytes > SMALL_FILE_BYTES else None
-        for file in listing.files
-    }
-    total = sum(file.size_bytes for file in listing.files if known[file.path] is None)
-    read, fresh, rows = 0, {}, []
+    # By stat identity: names that lead to one file (a cache of the hub links its blobs) are read once.
+    known: dict[Identity, str] = {}
+    unread: dict[Identity, int] = {}
     for file in listing.files:
-        sha256 = known[file.path]
+        sha256 = cache.get(file) if trust_cache and file.size_bytes > SMALL_FILE_BYTES else None
+        if sha256 is None:
+            unread[file.identity] = file.size_bytes
+        else:
+            known[file.identity] = sha256
+    total = sum(size for identity, size in unread.items() if identity not in known)
+    read, fresh, rows = 0, {}, []
+    if progress is not None:
+        progress(0, total)
+    for file in listing.files:
+        sha256 = known.get(file.identity)
         if sha256 is None:
             base = read
 
@@ -162,7 +169,7 @@ def digest_listing(
                 if progress is not None:
                     progress(base + done, total)
 
-            sha256 = _hash_file(file, advance)
+            sha256 = known[file.identity] = _hash_file(file, advance)
             read += file.size_bytes
             if file.size_bytes > SMALL_FILE_BYTES:
                 fresh[file] = sha256

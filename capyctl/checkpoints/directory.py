@@ -10,9 +10,12 @@ Source: config 7.2; security 4.2, 5 and F10; engines 9.1 for the pick.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -21,6 +24,8 @@ from capyctl.errors import Refusal
 
 HOPS_MAX = 8
 FILES_MAX = 8192
+TOTAL_BYTES_MAX = 1 << 62
+"""All files together: sums of sizes stay within 64 bits."""
 DEPTH_MAX = 16
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 _HUB_SNAPSHOT = re.compile(r"^models--[^/]+$")
@@ -55,7 +60,11 @@ class Listing:
 
     def find(self, path: str) -> ModelFile | None:
         """The file at that relative path, or None."""
-        return next((file for file in self.files if file.path == path), None)
+        return self._by_path.get(path)
+
+    @cached_property
+    def _by_path(self) -> Mapping[str, ModelFile]:
+        return {file.path: file for file in self.files}
 
     @property
     def total_bytes(self) -> int:
@@ -91,9 +100,14 @@ def resolve_model(model: str, models_root: Path | None) -> Path:
         if ".." in PurePosixPath(model).parts:
             raise Refusal("invalid_root", f"{model!r} climbs out of the models directory {models_root}")
         path = models_root / model
-    if not path.is_dir():
-        there = "is not a directory" if path.exists() else "is not there"
-        raise Refusal("invalid_root", f"the model directory {path} {there}")
+    try:
+        found = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Refusal("invalid_root", f"the model directory {path} is not there") from None
+    except OSError as error:
+        raise Refusal("invalid_root", f"the model directory {path} cannot be read: {error.strerror}") from None
+    if not found:
+        raise Refusal("invalid_root", f"the model directory {path} is not a directory")
     return path
 
 
@@ -141,7 +155,10 @@ def list_files(directory: Path, models_root: Path | None = None) -> Listing:
         _scan(real, "", root, found, depth=0)
     except OSError as error:
         raise Refusal("invalid_root", f"{error.filename or directory} cannot be read: {error.strerror}") from None
-    return Listing(directory=directory, files=tuple(found[path] for path in sorted(found)))
+    listing = Listing(directory=directory, files=tuple(found[path] for path in sorted(found)))
+    if listing.total_bytes > TOTAL_BYTES_MAX:
+        raise Refusal("too_large", f"{directory} holds {listing.total_bytes} bytes, more than any model has")
+    return listing
 
 
 def file_at(place: Path) -> ModelFile:
@@ -153,7 +170,9 @@ def _scan(place: Path, prefix: str, root: Path, found: dict[str, ModelFile], *, 
     if depth > DEPTH_MAX:
         raise Refusal("too_large", f"{place} is more than {DEPTH_MAX} directories deep")
     with os.scandir(place) as entries:
-        children = sorted(entries, key=lambda entry: entry.name)
+        children = sorted(itertools.islice(entries, FILES_MAX + 1), key=lambda entry: entry.name)
+    if len(children) > FILES_MAX:
+        raise Refusal("too_large", f"{place} holds more than {FILES_MAX} files")
     for entry in children:
         path = f"{prefix}{entry.name}"
         if not path.isprintable():
@@ -169,7 +188,11 @@ def _scan(place: Path, prefix: str, root: Path, found: dict[str, ModelFile], *, 
 
 def _file(place: Path, path: str, root: Path) -> ModelFile:
     real = _follow(place, path, root)
-    status = os.lstat(real)
+    try:
+        status = os.lstat(real)
+    except FileNotFoundError:
+        what = "is a link to a file that is not there" if real != place else "was removed while the model was listed"
+        raise Refusal("unsafe_file", f"{path} {what}. Download the model again") from None
     if not stat.S_ISREG(status.st_mode):
         raise Refusal("unsafe_file", f"{path} is not a regular file, so it cannot be part of a model")
     return ModelFile(

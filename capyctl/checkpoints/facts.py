@@ -8,14 +8,19 @@ Source: memory 5.12, 5.15.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from capyctl.checkpoints.bounded_json import shown
+from capyctl.checkpoints.config_values import DIMENSION_MAX, TOKENS_MAX
 from capyctl.checkpoints.directory import GgufPick, Listing
 from capyctl.checkpoints.gguf import Header, Value, read_header
 from capyctl.errors import Refusal
 
 LAYERS_MAX = 1024
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # Architectures whose memory is not a plain per-token cache in each layer. Keys of the header are looked at
 # as well, so that a new architecture with a known feature is caught without a row here.
@@ -42,7 +47,8 @@ def gguf_facts(listing: Listing, pick: GgufPick) -> dict[str, Any]:
 
     Returns: `format`, `model_file`, `projector_file`, `weight_bytes` (files of the pick), `architecture`,
       `context_trained`, `layers` (those with a cache), `kv_heads` per layer, `key_length`, `value_length`,
-      `not_derivable` (None, or why the cache cannot be derived), and figures for status.
+      `not_derivable` (None, or why the cache cannot be derived), and figures for status, `parameters`
+      among them.
     Raises: Refusal `checkpoint_unusable` for a header that cannot be used.
     """
     headers = {name: _header(listing, name) for name in pick.weights}
@@ -52,6 +58,8 @@ def gguf_facts(listing: Listing, pick: GgufPick) -> dict[str, Any]:
     architecture = header.text("general.architecture") or ""
     if not architecture:
         raise Refusal("checkpoint_unusable", f"{pick.model} does not say its architecture")
+    if not _ARCHITECTURE.fullmatch(architecture):
+        raise Refusal("checkpoint_unusable", f"{pick.model} names the architecture {shown(architecture)}")
     if architecture == "clip":
         raise Refusal("checkpoint_unusable", f"{pick.model} is a projector, not a model")
     sizes = {name: file.size_bytes for name in pick.weights if (file := listing.find(name)) is not None}
@@ -63,8 +71,9 @@ def gguf_facts(listing: Listing, pick: GgufPick) -> dict[str, Any]:
         "weight_bytes": sum(sizes.values()),
         "tensor_bytes": sum(headers[name].tensor_bytes for name in pick.shards),
         "architecture": architecture,
-        "name": (header.text("general.name") or "")[:128],
-        "context_trained": header.number(f"{architecture}.context_length"),
+        "name": "".join(sign for sign in (header.text("general.name") or "")[:128] if sign.isprintable()),
+        "parameters": sum(math.prod(tensor.shape) for name in pick.shards for tensor in headers[name].tensors),
+        "context_trained": _number(header, f"{architecture}.context_length", TOKENS_MAX),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
     }
     return facts | _cache_shape(header, architecture)
@@ -90,9 +99,9 @@ def _check_split(headers: Mapping[str, Header], pick: GgufPick) -> None:
 def _cache_shape(header: Header, architecture: str) -> dict[str, Any]:
     """The per-layer shape of the cache, or the reason why there is none to compute."""
     reason = _not_derivable(header, architecture)
-    layers = header.number(f"{architecture}.block_count") or 0
-    layers -= header.number(f"{architecture}.nextn_predict_layers") or 0  # MTP heads keep no cache of their own here
-    layers -= header.number(f"{architecture}.attention.shared_kv_layers") or 0  # they read another layer's cache
+    layers = _number(header, f"{architecture}.block_count") or 0
+    layers -= _number(header, f"{architecture}.nextn_predict_layers") or 0  # MTP heads keep no cache of their own here
+    layers -= _number(header, f"{architecture}.attention.shared_kv_layers") or 0  # they read another layer's cache
     heads = header.metadata.get(f"{architecture}.attention.head_count")
     kv_heads = header.metadata.get(f"{architecture}.attention.head_count_kv", heads)
     blank = {"kv_heads": [], "key_length": 0, "value_length": 0}
@@ -100,12 +109,18 @@ def _cache_shape(header: Header, architecture: str) -> dict[str, Any]:
         return {"layers": max(layers, 0), "not_derivable": reason, **blank}
     per_layer = _per_layer(kv_heads, layers)
     head_length = _head_length(header, architecture, heads)
-    key = header.number(f"{architecture}.attention.key_length") or head_length
-    value = header.number(f"{architecture}.attention.value_length") or head_length
+    key = _number(header, f"{architecture}.attention.key_length") or head_length
+    value = _number(header, f"{architecture}.attention.value_length") or head_length
     if layers <= 0 or layers > LAYERS_MAX or per_layer is None or not key or not value or not any(per_layer):
         return {"layers": max(layers, 0), "not_derivable": "an incomplete description of its attention", **blank}
     shape = {"kv_heads": per_layer, "key_length": key, "value_length": value}
     return {"layers": layers, "not_derivable": None, **shape}
+
+
+def _number(header: Header, key: str, most: int = DIMENSION_MAX) -> int | None:
+    """A dimension that a model may have: nothing that is computed from it overflows."""
+    number = header.number(key)
+    return number if number is not None and number <= most else None
 
 
 def _not_derivable(header: Header, architecture: str) -> str | None:
@@ -117,9 +132,10 @@ def _not_derivable(header: Header, architecture: str) -> str | None:
         return "no causal cache (a diffusion model)"
     if architecture in _RECURRENT:
         return "recurrent layers"
+    own = [(key, value) for key, value in header.metadata.items() if key.startswith(f"{architecture}.")]
     for reason, names in _REASONS:
         for name in names:
-            if any(_says(key, value, f"{architecture}.{name}") for key, value in header.metadata.items()):
+            if any(_says(key, value, f"{architecture}.{name}") for key, value in own):
                 return reason
     return None
 
@@ -143,7 +159,7 @@ def _per_layer(kv_heads: Value | None, layers: int) -> list[int] | None:
 
 def _head_length(header: Header, architecture: str, heads: Value | None) -> int:
     """Embedding length over the head count; 0 when the header does not say."""
-    embedding = header.number(f"{architecture}.embedding_length") or 0
+    embedding = _number(header, f"{architecture}.embedding_length") or 0
     if isinstance(heads, tuple):
         heads = max((head for head in heads if isinstance(head, int)), default=0)
     if not isinstance(heads, int) or isinstance(heads, bool) or heads <= 0:

@@ -258,15 +258,26 @@ def parse_header(stream: Readable, name: str, *, file_bytes: int | None = None) 
     tensors = _tensors(cursor, tensor_count)
     data_at = -(-cursor.offset // alignment) * alignment
     header = Header(version=int(version), metadata=metadata, tensors=tensors, alignment=alignment, data_at=data_at)
-    if file_bytes is not None and tensors:
-        end = data_at + max(tensor.offset + tensor.size_bytes for tensor in tensors)
-        if end > file_bytes:
-            raise Refusal(
-                "checkpoint_unusable",
-                f"{name} is incomplete: its tensors need {end} bytes and the file has {file_bytes}. Download it again",
-                details={"needs_bytes": end, "has_bytes": file_bytes},
-            )
+    end = data_at + _end(cursor, tensors, alignment)
+    if file_bytes is not None and tensors and end > file_bytes:
+        raise Refusal(
+            "checkpoint_unusable",
+            f"{name} is incomplete: its tensors need {end} bytes and the file has {file_bytes}. Download it again",
+            details={"needs_bytes": end, "has_bytes": file_bytes},
+        )
     return header
+
+
+def _end(cursor: _Cursor, tensors: tuple[Tensor, ...], alignment: int) -> int:
+    """Where the data of the last tensor ends. Raises: Refusal for tensors that overlap or are not aligned."""
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
+        if tensor.offset % alignment:
+            raise cursor.refuse(f"the tensor {_shown(tensor.name)} is not aligned to {alignment} bytes")
+        if tensor.offset < end:
+            raise cursor.refuse(f"the tensor {_shown(tensor.name)} overlaps another one")
+        end = tensor.offset + tensor.size_bytes
+    return end
 
 
 class _Whole:
@@ -287,7 +298,7 @@ class _Whole:
 
 
 def _shown(text: str) -> str:
-    return repr(text[:60])
+    return ascii(text[:60])
 
 
 def _value(cursor: _Cursor) -> Value:

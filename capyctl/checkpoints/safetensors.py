@@ -54,6 +54,7 @@ class Header:
 
     tensors: Mapping[str, Tensor]
     tensor_bytes: int
+    header_bytes: int
 
 
 class _Wrong(ValueError):
@@ -69,7 +70,7 @@ def read_header(file: ModelFile) -> Header:
     try:
         raw, data_bytes = _read(file)
         try:
-            return _header(parse(raw), data_bytes)
+            return _header(parse(raw), data_bytes, len(raw))
         except WrongJson as wrong:
             raise _Wrong(f"its header {wrong}") from None
     except _Wrong as wrong:
@@ -95,7 +96,7 @@ def _read(file: ModelFile) -> tuple[bytes, int]:
     return raw.rstrip(b" "), there - length
 
 
-def _header(entries: Any, data_bytes: int) -> Header:
+def _header(entries: Any, data_bytes: int, header_bytes: int) -> Header:
     if not isinstance(entries, dict):
         raise _Wrong("its header is not an object")
     metadata = entries.pop("__metadata__", None)
@@ -107,7 +108,7 @@ def _header(entries: Any, data_bytes: int) -> Header:
         tensor, begin, end = _tensor(name, entry)
         tensors[name] = tensor
         ranges.append((begin, end, name))
-    return Header(tensors=tensors, tensor_bytes=_covered(ranges, data_bytes))
+    return Header(tensors=tensors, tensor_bytes=_covered(ranges, data_bytes), header_bytes=header_bytes)
 
 
 def _check_metadata(entry: Any) -> None:

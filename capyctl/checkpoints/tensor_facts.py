@@ -27,6 +27,9 @@ CONFIG_FILE = "config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 CONFIG_BYTES_MAX = 4 << 20
 INDEX_BYTES_MAX = 64 << 20
+HEADERS_BYTES_MAX = 256 << 20
+TENSORS_MAX = 1 << 20
+"""Of all weight files together: a model of a trillion weights has 140 000 tensors in 20 MB of headers."""
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
 _MODELOPT_FILE = "hf_quant_config.json"
@@ -44,9 +47,12 @@ def tensor_facts(listing: Listing) -> dict[str, Any]:
     Raises: Refusal `checkpoint_unusable` naming the file that cannot be used or is missing.
     """
     config = read_json(listing, CONFIG_FILE, CONFIG_BYTES_MAX)
-    names = weight_files(listing)
-    headers = {name: read_header(_file(listing, name)) for name in names}
-    _check_index(listing, headers)
+    index = _index(listing)
+    mapping = None if index is None else _mapped(listing, index)
+    names = _unindexed(listing) if mapping is None else tuple(sorted(set(mapping.values())))
+    headers = _headers(listing, names)
+    if mapping is not None:
+        _check_index(mapping, headers, str(index))
     tensors = _distinct(headers)
     shape = describe(config)
     if shape["quantization"] is None and listing.find(_MODELOPT_FILE) is not None:
@@ -108,21 +114,32 @@ def _tables(tensors: Mapping[str, Tensor]) -> list[int]:
     return list(tables.values())
 
 
-def weight_files(listing: Listing) -> tuple[str, ...]:
-    """The files that an engine loads: those of the index, else every safetensors file of the top directory.
+def _unindexed(listing: Listing) -> tuple[str, ...]:
+    """Every safetensors file of the top directory, which is what an engine loads without an index.
 
     Raises: Refusal `checkpoint_unusable` when there is none, or a set is not complete.
     """
-    index = _index(listing)
-    if index is not None:
-        wanted = _mapped(listing, index)
-        return tuple(sorted(set(wanted.values())))
     names = [file.path for file in listing.files if file.path.endswith(".safetensors") and "/" not in file.path]
     if not names:
-        raise Refusal("checkpoint_unusable", f"{listing.directory} holds no .safetensors file")
-    for name in names:
-        _check_set(name, names)
+        raise Refusal("checkpoint_unusable", f"{listing.directory} holds no .safetensors file{_hub_hint(listing)}")
+    _check_sets(names)
     return tuple(names)
+
+
+def _headers(listing: Listing, names: Sequence[str]) -> dict[str, Header]:
+    """The headers of the weight files, as many as a model may have. Raises: Refusal `checkpoint_unusable`."""
+    headers: dict[str, Header] = {}
+    left = HEADERS_BYTES_MAX, TENSORS_MAX
+    for name in names:
+        headers[name] = header = read_header(_file(listing, name))
+        left = left[0] - header.header_bytes, left[1] - len(header.tensors)
+        if min(left) < 0:
+            raise Refusal(
+                "checkpoint_unusable",
+                f"the headers of {listing.directory} list more than {TENSORS_MAX} tensors, or have more than "
+                f"{HEADERS_BYTES_MAX >> 20} MiB",
+            )
+    return headers
 
 
 def _index(listing: Listing) -> str | None:
@@ -140,37 +157,45 @@ def _mapped(listing: Listing, index: str) -> dict[str, str]:
     mapping = read_json(listing, index, INDEX_BYTES_MAX).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise Refusal("checkpoint_unusable", f"{index} has no weight_map")
-    for name in set(map(str, mapping.values())):
+    if not all(isinstance(name, str) for name in mapping.values()):
+        raise Refusal("checkpoint_unusable", f"the weight_map of {index} names something that is no file")
+    for name in sorted(set(mapping.values())):
         if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
-            raise Refusal("checkpoint_unusable", f"{index} names {name[:200]!r}, which is no weight file beside it")
+            raise Refusal("checkpoint_unusable", f"{index} names {shown(name)}, which is no weight file beside it")
         if listing.find(name) is None:
-            raise Refusal("checkpoint_unusable", f"{name} is missing; {index} names it")
-    return {str(tensor): str(name) for tensor, name in mapping.items()}
+            raise Refusal("checkpoint_unusable", f"{shown(name)} is missing; {index} names it")
+    return mapping
 
 
-def _check_set(name: str, names: Sequence[str]) -> None:
-    match = _SHARD.match(name)
-    if match is None:
-        return
-    for number in range(1, int(match["count"]) + 1):
-        other = f"{match['stem']}-{number:05}-of-{match['count']}.safetensors"
-        if other not in names:
-            raise Refusal("checkpoint_unusable", f"{other} is missing; {name} belongs to the same set")
+def _check_sets(names: Sequence[str]) -> None:
+    present, looked = set(names), set()
+    for name in names:
+        match = _SHARD.match(name)
+        if match is None or (match["stem"], match["count"]) in looked:
+            continue
+        looked.add((match["stem"], match["count"]))
+        for number in range(1, int(match["count"]) + 1):
+            other = f"{match['stem']}-{number:05}-of-{match['count']}.safetensors"
+            if other not in present:
+                raise Refusal("checkpoint_unusable", f"{other} is missing; {name} belongs to the same set")
 
 
-def _check_index(listing: Listing, headers: dict[str, Header]) -> None:
-    index = _index(listing)
-    if index is None:
-        return
-    for tensor, name in _mapped(listing, index).items():
+def _check_index(mapping: Mapping[str, str], headers: Mapping[str, Header], index: str) -> None:
+    for tensor, name in mapping.items():
         if tensor not in headers[name].tensors:
-            raise Refusal("checkpoint_unusable", f"{name} does not hold {tensor[:200]!r}, which {index} says it does")
+            raise Refusal("checkpoint_unusable", f"{name} does not hold {shown(tensor)}, which {index} says it does")
+
+
+def _hub_hint(listing: Listing) -> str:
+    """A word for who named a cache of the hub instead of the snapshot in it."""
+    found = next((file.path for file in listing.files if file.path.startswith("snapshots/")), None)
+    return "" if found is None else f"; it is a cache of the hub, name {'/'.join(found.split('/')[:2])} in it"
 
 
 def _file(listing: Listing, name: str) -> ModelFile:
     found = listing.find(name)
     if found is None:
-        raise Refusal("checkpoint_unusable", f"{name} is missing in {listing.directory}")
+        raise Refusal("checkpoint_unusable", f"{name} is missing in {listing.directory}{_hub_hint(listing)}")
     return found
 
 

@@ -151,7 +151,11 @@ def test_other_files_are_refused() -> None:
 
 def test_tensor_bytes_follow_the_table_of_blocks() -> None:
     shapes = {name: (kind, 256 * 3, size * (256 * 3 // values)) for kind, (name, values, size) in gguf.BLOCKS.items()}
-    raw = build((), [tensor(name, (width, 2), kind, 0) for name, (kind, width, _) in shapes.items()])
+    listed, at = [], 0
+    for name, (kind, width, size) in shapes.items():
+        listed.append(tensor(name, (width, 2), kind, at))
+        at += -(-size * 2 // 32) * 32
+    raw = build((), listed)
     assert {t.name: t.size_bytes for t in parse(raw).tensors} == {
         name: size * 2 for name, (_, _, size) in shapes.items()
     }
@@ -163,6 +167,14 @@ def test_tensors_that_cannot_be_are_refused() -> None:
     assert "dimension count" in refused(build((), [tensor("t", (1, 1, 1, 1, 1), 0, 0)]))
     assert "more elements" in refused(build((), [tensor("t", (2**40, 2**40), 0, 0)]))
     assert "a dimension" in refused(build((), [tensor("t", (-1,), 0, 0)]))
+
+
+def test_tensors_that_overlap_or_are_not_aligned_are_refused() -> None:
+    first = tensor("a", (32, 4), 0, 0)
+    assert "overlaps another" in refused(build((), [first, tensor("b", (32,), 0, 480)]))
+    assert "overlaps another" in refused(build((), [first, tensor("b", (32,), 0, 0)]))
+    assert "not aligned" in refused(build((), [first, tensor("b", (32,), 0, 520)]))
+    assert parse(build((), [first, tensor("b", (32,), 0, 1024)]), 1 << 12).tensor_bytes == 640
 
 
 def test_an_alignment_that_is_no_power_of_two_is_refused() -> None:

@@ -305,7 +305,49 @@ def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
     (model / "empty").write_bytes(b"")
     told: list[tuple[int, int]] = []
     digest_listing(list_files(model), StatCache(None), progress=lambda done, total: told.append((done, total)))
-    assert told == [(4, 6), (6, 6)]
+    assert told == [(0, 6), (4, 6), (6, 6)]
+
+
+def test_names_that_lead_to_one_file_are_read_once(tmp_path: Path, small: None) -> None:
+    repo = tmp_path / "models--owner--name"
+    fill(repo, "blobs/0123456789")
+    snapshot = repo / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    for name in ("a.safetensors", "b.safetensors"):
+        (snapshot / name).symlink_to("../../blobs/0123456789")
+    os.link(repo / "blobs/0123456789", snapshot / "c.safetensors")
+    cache = StatCache(None)
+    told: list[tuple[int, int]] = []
+    first = digest_listing(list_files(snapshot), cache, progress=lambda done, total: told.append((done, total)))
+    assert (first.read_bytes, told) == (16, [(0, 16), (16, 16)])
+    again = digest_listing(list_files(snapshot), cache)
+    assert (again.digest, again.read_bytes) == (first.digest, 0)
+    plain = fill(tmp_path / "m", "a.safetensors")
+    for name in ("a", "b", "c"):
+        (plain / f"{name}.safetensors").write_bytes(b"blobs/0123456789")
+    assert digest_listing(list_files(plain), StatCache(None)).digest == first.digest
+
+
+def test_a_link_of_the_hub_to_nothing_or_in_a_circle_is_refused_by_its_name(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
+    with pytest.raises(Refusal, match="model.safetensors is a link to a file that is not there") as caught:
+        list_files(snapshot)
+    assert caught.value.code == "unsafe_file"
+    (snapshot / "model.safetensors").unlink()
+    for one, other in (("a", "b"), ("b", "a")):
+        (snapshot / one).symlink_to(other)
+    assert code_of(list_files, snapshot) == "unsafe_file"
+
+
+def test_a_cache_of_the_hub_itself_is_no_model_and_its_snapshot_is_named(tmp_path: Path) -> None:
+    repo = fill(tmp_path / "models--owner--name", "blobs/0123", "refs/main")
+    snapshot = repo / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").symlink_to("../../blobs/0123")
+    with pytest.raises(Refusal, match="name snapshots/c0ffee in it"):
+        CheckpointStore(None, None).measure(repo, {"name": "m", "engine": "vllm", "model": "m"})
 
 
 def test_a_file_that_changes_after_it_was_listed_is_a_mismatch(tmp_path: Path) -> None:
