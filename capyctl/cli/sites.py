@@ -16,12 +16,11 @@ import trio
 
 from capyctl.checkpoints import sources
 from capyctl.checkpoints.store import CheckpointStore
-from capyctl.cli.output import Common
 from capyctl.documents import kinds, places
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.host import DomainLimits, Host
 from capyctl.documents.model_source import Local
-from capyctl.documents.settings import Stated, effective
+from capyctl.documents.settings import StandaloneSettings
 from capyctl.engines.registry import Registry
 from capyctl.engines.revisioned import ENGINES
 from capyctl.errors import Refusal
@@ -35,14 +34,11 @@ from capyctl.server.preview import Facts, Site
 KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
 
 
-def this_machine(common: Common) -> Site | None:
+def this_machine(settings: StandaloneSettings) -> Site | None:
     """This machine as a standalone role would find it; None when no engine is registered here.
 
     Raises: Refusal as the start of that role.
     """
-    settings = effective(
-        Stated(environ=dict(os.environ), cwd=os.getcwd(), config=common.config, state_dir=common.state_dir)
-    )
     registry = registry_of(settings)
     registry.measure_own(running=False)
     registry.reload()

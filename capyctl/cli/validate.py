@@ -20,6 +20,7 @@ from capyctl.units import gib, seconds
 
 if TYPE_CHECKING:  # a role document is checked without them
     from capyctl.documents.deployment import Deployment
+    from capyctl.documents.settings import StandaloneSettings
     from capyctl.ledger.types import Allocation
     from capyctl.server.preview import Preview
 
@@ -114,16 +115,36 @@ def _read(raw: dict[str, Any], file: str) -> Deployment:
 
 def _resolved(document: Deployment, hosts: list[str], common: Common) -> list[Preview]:
     """The deployment on the hosts that are given, else on this machine; nothing where there is nothing to ask."""
+    settings = None if hosts else _settings(common)
+    if settings is not None and not _may_have_engines(settings):
+        return []
+    # Everything that a role decides with is imported only when there is an engine to decide about.
     from capyctl.cli import sites
     from capyctl.server.preview import preview
 
     wanted = document.completed().placement.hosts
-    if hosts:
+    if settings is None:
         return preview(document, sites.of_documents(hosts, wanted))
-    here = sites.this_machine(common)
+    here = sites.this_machine(settings)
     if here is None or (wanted and here.allowed.name not in wanted):
         return []
     return preview(document, [here])
+
+
+def _settings(common: Common) -> StandaloneSettings:
+    """What a standalone role on this machine would be started with. Raises: Refusal as that start."""
+    from capyctl.documents.settings import Stated, effective
+
+    return effective(
+        Stated(environ=dict(os.environ), cwd=os.getcwd(), config=common.config, state_dir=common.state_dir)
+    )
+
+
+def _may_have_engines(settings: StandaloneSettings) -> bool:
+    half = settings.document.host
+    custom = os.path.join(os.path.dirname(settings.engines_file), "custom-engines.yaml")
+    stated = half.runtime_profiles or half.local_engine.installations
+    return bool(stated) or os.path.lexists(settings.engines_file) or os.path.lexists(custom)
 
 
 def _not_looked_at(made: Preview) -> list[str]:
