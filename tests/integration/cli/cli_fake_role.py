@@ -72,6 +72,7 @@ class FakeRole:
         self.outcome: tuple[str, str | None, str | None] = ("succeeded", None, None)
         self.polls_before_end = 1
         self.logs: dict[tuple[str, int], str] = {}
+        self.usage: dict[str, Any] = {"hosts": [], "deployments": []}
         handler = type("Handler", (_Handler,), {"role": self})
         self.listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.thread = threading.Thread(target=self.listener.serve_forever, kwargs={"poll_interval": 0.02})
@@ -199,6 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return 202, {"operation_id": members[0]["operation_id"], "deployment_id": None, "members": members}
             case "GET", ["operations", name]:
                 return (200, role.poll(role.operations[name])) if name in role.operations else missing
+            case "GET", ["usage"]:
+                return 200, {"api_version": "1", "query": query, **role.usage}
             case "GET", ["engines"]:
                 row = {"host": "box", "profile": "llamacpp", "engine": "llamacpp", "version": "1", "custom": True}
                 return 200, {"engines": [{**row, "deep_park": "disabled", "state": "online", "deployments": ["a"]}]}

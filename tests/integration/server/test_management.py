@@ -410,6 +410,7 @@ async def test_the_snapshot_and_every_other_read_start_nothing_and_hold_no_secre
         f"/hosts/{HOST}",
         "/engines",
         "/metrics/load",
+        "/usage",
         "/installation",
         "/inference-listener",
         "/config/effective",
@@ -442,6 +443,29 @@ async def test_hosts_engines_and_the_installation_are_described(here):
     _, load = await here.ask("GET", f"/metrics/load?deployment={view['id']}")
     assert [row["name"] for row in load["deployments"]] == ["notes"]
     assert (await here.ask("GET", f"/metrics/load?deployment={ulid.fresh()}"))[0] == 404
+
+
+async def test_memory_is_shown_by_domain_and_by_deployment(here):
+    view = await here.deployed()
+    await here.act(view, "start")
+    await here.settled(view["id"], lambda view: view["ready"] == "1/1")
+    for query in ("", f"?host={HOST}", f"?deployment={view['id']}"):
+        status, answer = await here.ask("GET", f"/usage{query}")
+        assert status == 200
+        (domain,) = answer["hosts"][0]["domains"]
+        (holder,) = domain["holders"]
+        assert (holder["name"], holder["phase"]) == ("notes", "ready")
+        assert domain["reserved_bytes"] == holder["bytes"] > 0
+        (instance,) = answer["deployments"][0]["instances"]
+        assert instance["bytes"] == {domain["domain_id"]: holder["bytes"]}
+    for query, status in (
+        ("host=box", 400),
+        ("deployment=notes", 400),
+        ("other=1", 400),
+        (f"host={ulid.fresh()}", 404),
+        (f"deployment={ulid.fresh()}", 404),
+    ):
+        assert (await here.ask("GET", f"/usage?{query}"))[0] == status
 
 
 async def test_the_engine_log_is_bounded_and_named(here):
