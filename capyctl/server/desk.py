@@ -105,7 +105,7 @@ class DeskTicket:
 
 @attrs.define(eq=False, repr=False)
 class Desk:
-    """`router.desk.Desk` and `driver.Gates` in one. `feed` is the driver's."""
+    """`router.desk.Desk` and `seams.Gates` in one. `feed` is the driver's."""
 
     book: Book
     clock: Clock

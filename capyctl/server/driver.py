@@ -21,29 +21,28 @@ on, and nothing is restarted over and over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import trio
 
 from capyctl.clock import Clock
 from capyctl.control import events, orders
-from capyctl.control.records import Move, Record
+from capyctl.control.records import Move
 from capyctl.errors import CapyError, Failure, InvariantBroken, Lost, Refusal
-from capyctl.fsm.types import Lane, Millis, RequestId
+from capyctl.fsm.types import Lane, Millis
+from capyctl.server.errands import Errand, Errands
 from capyctl.server.log import Log
+from capyctl.server.seams import CommitLike, Gates, Hosts, Journal, WorldLike
 
 log = Log("driver")
 
-MEASURES_MAX: Final = 2
-"""Checkpoints digested at a time: they compete for one disk."""
 SPIN_PAUSE_S: Final = 0.05
 TICK_PAUSE_S: Final = 1.0
 TICK_PAUSE_MAX_S: Final = 60.0
 FAULTS_KEPT: Final = 100
 
-Asked = TypeVar("Asked", orders.ReadLoad, orders.ReadMemory)
 CommandEvent = (
     events.DeployAsked
     | events.StartAsked
@@ -54,74 +53,6 @@ CommandEvent = (
     | events.DrainAsked
 )
 """Events that an operator's command makes, and that a Reply answers."""
-
-
-class StepLike(Protocol):
-    """What one event did to the world."""
-
-    @property
-    def orders(self) -> tuple[orders.Order, ...]: ...
-    @property
-    def changed(self) -> tuple[Record, ...]: ...
-    @property
-    def moves(self) -> tuple[Move, ...]: ...
-
-
-class WorldLike(Protocol):
-    """The pure world: one event in, one step out."""
-
-    def handle(self, event: events.Event) -> StepLike: ...
-
-    @property
-    def next_due_ms(self) -> Millis | None: ...
-
-
-class CommitLike(Protocol):
-    """The promise that a step is on the disk."""
-
-    seq: int
-
-    async def durable(self) -> None: ...
-
-
-class Journal(Protocol):
-    """Where steps are kept."""
-
-    def append(
-        self, event: events.Event | None, changed: Sequence[Record], now_ms: Millis, *, waited: bool
-    ) -> CommitLike: ...
-
-
-class Gates(Protocol):
-    """The router's side: performs its orders at once, and never blocks."""
-
-    def perform(self, order: orders.RouterOrder) -> None: ...
-
-    def fault(self, request: RequestId) -> None:
-        """The world could not take this request's event."""
-
-
-class Hosts(Protocol):
-    """Performs orders on hosts. Answers with the outcome; raises nothing that it can say as an outcome."""
-
-    async def perform(self, order: orders.HostOrder) -> events.Event: ...
-
-    async def fetch(self, order: orders.Measure) -> events.Event | None:
-        """Have the model on its hosts, however long that takes; None once it is there."""
-
-    async def stop_fetching(self, order: orders.StopFetching) -> None: ...
-
-    async def measure(self, order: orders.Measure) -> events.Event: ...
-
-    async def abort(self, order: orders.Abort) -> events.Event: ...
-
-    async def verify(self, order: orders.VerifyStart) -> events.Event: ...
-
-    async def prune_logs(self, order: orders.PruneLogs) -> None: ...
-
-    async def read_load(self, order: orders.ReadLoad) -> None: ...
-
-    async def read_memory(self, order: orders.ReadMemory) -> None: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -159,13 +90,16 @@ class Driver:
     _closing: bool = False
     _waiters: dict[str, deque[_Waiter]] = attrs.field(factory=dict)
     _lanes: dict[Lane, deque[tuple[orders.HostOrder, CommitLike]]] = attrs.field(factory=dict)
-    _measures: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MEASURES_MAX))
     _armed_ms: Millis | None = None  # what the timer task sleeps for
     _rearm: trio.Event = attrs.field(factory=trio.Event)
     _fed: trio.Event = attrs.field(factory=trio.Event)  # set with the first event, which begins the session
     _tick_pause_s: float = 0.0
     _moved: trio.Event = attrs.field(factory=trio.Event)
     _rest: trio.Event = attrs.field(factory=trio.Event)
+    _errands: Errands = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._errands = Errands(hosts=self.hosts, clock=self.clock, feed=self.feed)
 
     # --- facts in --------------------------------------------------------------------------------
 
@@ -264,18 +198,6 @@ class Driver:
                 self._nursery.start_soon(self._answer, order, commit)
             case orders.ConfirmStored():
                 self._nursery.start_soon(self._confirm, order, commit)
-            case orders.Measure():
-                self._nursery.start_soon(self._measure, order, commit)
-            case orders.StopFetching():
-                self._nursery.start_soon(self._stop_fetching, order, commit)
-            case orders.VerifyStart():
-                self._nursery.start_soon(self._verify, order, commit)
-            case orders.PruneLogs():
-                self._nursery.start_soon(self._prune_logs, order, commit)
-            case orders.ReadLoad():
-                self._nursery.start_soon(self._read, self.hosts.read_load, order)
-            case orders.ReadMemory():
-                self._nursery.start_soon(self._read, self.hosts.read_memory, order)
             case orders.HostOrder():
                 lane = order.incarnation.lane
                 if lane in self._lanes:
@@ -283,6 +205,8 @@ class Driver:
                 else:
                     self._lanes[lane] = deque([(order, commit)])
                     self._nursery.start_soon(self._work, lane)
+            case _ if isinstance(order, Errand):
+                self._nursery.start_soon(self._errands.run, order, commit)
             case _:
                 raise InvariantBroken(f"nobody performs {type(order).__name__}")
 
@@ -331,18 +255,9 @@ class Driver:
     def _begin_abort(self, order: orders.Abort) -> None:
         """Ask the engine at once, in the background: the request's places are waited for, and no disk is needed."""
         if self._closing or self._nursery is None:
-            self.feed(events.AbortUnanswered(request=order.request, now_ms=self.clock()))
+            self.feed(self._errands.unanswered(order))
         else:
-            self._nursery.start_soon(self._abort, order)
-
-    async def _abort(self, order: orders.Abort) -> None:
-        answer: events.Event = events.AbortUnanswered(request=order.request, now_ms=self.clock())
-        try:
-            answer = await self.hosts.abort(order)
-        except Exception as wrong:  # it is settled by an idle reading, or with its engine, all the same
-            log.failed("abort.broken", wrong, request=order.request)
-        finally:
-            self.feed(answer)
+            self._nursery.start_soon(self._errands.abort, order)
 
     async def _answer(self, order: orders.Reply, commit: CommitLike) -> None:
         try:
@@ -373,61 +288,6 @@ class Driver:
     async def _confirm(self, order: orders.ConfirmStored, commit: CommitLike) -> None:
         await commit.durable()
         self.feed(events.ReadyStored(incarnation=order.incarnation, now_ms=self.clock()))
-
-    async def _measure(self, order: orders.Measure, commit: CommitLike) -> None:
-        await commit.durable()
-        try:
-            measured = await self.hosts.fetch(order)  # bounded by the hosts themselves: it may take hours
-            if measured is None:
-                async with self._measures:
-                    measured = await self.hosts.measure(order)
-        except Exception as wrong:
-            log.failed("measure.broken", wrong, deployment=order.deployment, revision=order.revision)
-            measured = events.RevisionUnusable(
-                deployment=order.deployment,
-                revision=order.revision,
-                code="internal",
-                reason="measuring it failed inside CapyCTL; see the log",
-                now_ms=self.clock(),
-            )
-        self.feed(measured)
-
-    async def _stop_fetching(self, order: orders.StopFetching, commit: CommitLike) -> None:
-        await commit.durable()
-        try:
-            await self.hosts.stop_fetching(order)
-        except Exception as wrong:  # it is fetched for nobody, and is there for whoever wants it next
-            log.failed("fetch.goes_on", wrong, deployment=order.deployment)
-
-    async def _verify(self, order: orders.VerifyStart, commit: CommitLike) -> None:
-        await commit.durable()
-        try:
-            verified = await self.hosts.verify(order)
-        except Exception as wrong:
-            log.failed("verify.broken", wrong, deployment=order.deployment, revision=order.revision)
-            verified = events.StartVerified(
-                deployment=order.deployment,
-                revision=order.revision,
-                digest=order.digest,
-                host=order.host,
-                looked=False,
-                reason="looking at it failed inside CapyCTL; see the log",
-                now_ms=self.clock(),
-            )
-        self.feed(verified)
-
-    async def _prune_logs(self, order: orders.PruneLogs, commit: CommitLike) -> None:
-        await commit.durable()
-        try:
-            await self.hosts.prune_logs(order)
-        except Exception as wrong:  # they are asked for again when the host comes online next
-            log.failed("logs.kept", wrong, host=order.host)
-
-    async def _read(self, ask: Callable[[Asked], Awaitable[None]], order: Asked) -> None:
-        try:
-            await ask(order)
-        except Exception as wrong:  # the host looks anyway, only later
-            log.failed("look.unasked", wrong, order=type(order).__name__)
 
     async def _work(self, lane: Lane) -> None:
         """Perform what was ordered on one lane, one at a time."""

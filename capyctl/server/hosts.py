@@ -53,7 +53,7 @@ class Link(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class HostLinks:
-    """`driver.Hosts` over the sessions of every host. `book` is read, never written."""
+    """`seams.Hosts` over the sessions of every host. `book` is read, never written."""
 
     book: Book
     clock: Clock
