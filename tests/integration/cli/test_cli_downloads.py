@@ -1,0 +1,111 @@
+"""What whoever waits for a download reads: on a pipe lines now and then, on a terminal a bar, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cli_fake_role import FakeRole
+from conftest import Shell
+
+from capyctl.cli import progress
+from capyctl.errors import CapyError, Refusal
+
+MIB = 1 << 20
+
+
+class Role:
+    """Answers one view after the other, and the last one for ever."""
+
+    def __init__(self, *checkpoints: dict[str, Any]) -> None:
+        self.views = [{"id": "D", "name": "m", "checkpoint": one} for one in checkpoints]
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
+
+
+def coming(done: int | None, total: int | None = 100 * MIB, phase: str = "downloading") -> dict[str, Any]:
+    return {"state": "materializing", "download": {"done_bytes": done, "total_bytes": total, "phase": phase}}
+
+
+MEASURED = {"state": "measured", "code": None, "reason": None}
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "DOWNLOAD_POLL_S", 0)
+    monkeypatch.setattr(progress, "DOWNLOAD_LINE_S", 0)
+    monkeypatch.setattr(progress, "POLL_FIRST_S", 0)
+
+
+def refused_until(*codes: str) -> Callable[[], dict[str, Any]]:
+    """A start that is refused with these codes, and then taken."""
+    left = list(codes)
+
+    def send() -> dict[str, Any]:
+        if left:
+            raise Refusal(left.pop(0), "not yet")
+        return {"operation_id": "O"}
+
+    return send
+
+
+def test_a_start_waits_for_the_download_and_says_how_far_it_is(at_once: None, capsys: pytest.CaptureFixture[str]):
+    role = Role(
+        coming(0, None, "asking"),
+        coming(0, None, "waiting"),
+        coming(25 * MIB),
+        coming(100 * MIB, phase="verifying"),
+        MEASURED,
+    )
+    receipt = progress.until_accepted(refused_until("checkpoint_digest_pending"), "m", {"id": "D"}, role)  # type: ignore[arg-type]
+    assert receipt == {"operation_id": "O"}
+    assert capsys.readouterr().err.splitlines() == [
+        "Waiting for the model source of m to be downloaded and verified (at most 1800s)",
+        "Downloading m: waiting for its turn",
+        "Downloading m: 25.0 MiB of 100.0 MiB (25 %)",
+        "Downloading m: 100.0 MiB of 100.0 MiB (100 %), verifying",
+    ]
+
+
+def test_a_download_that_fails_ends_the_wait_with_its_code(at_once: None):
+    failed = {"state": "unmeasurable", "code": "unauthorized", "reason": "its Hub answered 401"}
+    role = Role(coming(1), coming(2), failed)
+    with pytest.raises(CapyError) as caught:
+        progress.until_accepted(refused_until("checkpoint_digest_pending"), "m", {"id": "D"}, role)  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.message) == ("unauthorized", "m: its Hub answered 401")
+    assert caught.value.exit_code == 3
+
+
+def test_a_download_that_is_measured_again_after_a_failure_is_no_failure(at_once: None):
+    again = {"state": "measuring", "code": "unavailable", "reason": "of before"}
+    role = Role(coming(1), coming(2), again, MEASURED)
+    send = refused_until("checkpoint_digest_pending", "checkpoint_digest_pending")
+    assert progress.until_accepted(send, "m", {"id": "D"}, role) == {"operation_id": "O"}  # type: ignore[arg-type]
+
+
+def test_a_download_that_takes_longer_than_its_bound_goes_on(at_once: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "DOWNLOAD_LIMIT_S", 0)
+    with pytest.raises(CapyError) as caught:
+        progress.until_accepted(refused_until("checkpoint_digest_pending"), "m", {"id": "D"}, Role(coming(MIB)))  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.exit_code) == ("activation_timeout", 10)
+    assert "still being downloaded (1.0 MiB of 100.0 MiB (1 %)); that goes on" in caught.value.message
+
+
+def test_a_terminal_shows_a_bar_with_the_rate(at_once: None, monkeypatch: pytest.MonkeyPatch):
+    clock = iter(range(0, 100, 5))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    drawn: list[str] = []
+    role = Role(coming(0), coming(50 * MIB), MEASURED)
+    progress.watch_download(role, {"id": "D", "name": "m"}, drawn.append, 1e9)  # type: ignore[arg-type]
+    assert drawn == [
+        f"Downloading m {'╌' * 24} 0.0 MiB of 100.0 MiB (0 %)",
+        f"Downloading m {'━' * 12}{'╌' * 12} 50.0 MiB of 100.0 MiB (50 %), 10.0 MiB/s",
+    ]
+
+
+def test_status_shows_a_download(shell: Shell, role: FakeRole):
+    role.add("m", checkpoint={**coming(3 << 30, 6 << 30), "reason": "an older failure"})
+    assert "  Checkpoint   being downloaded: 3.0 GiB of 6.0 GiB (50 %)\n" in shell("status", "deployment", "m").out
