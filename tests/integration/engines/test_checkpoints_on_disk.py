@@ -332,7 +332,7 @@ def test_a_link_of_the_hub_to_nothing_or_in_a_circle_is_refused_by_its_name(tmp_
     snapshot = tmp_path / "models--owner--name" / "snapshots" / "c0ffee"
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
-    with pytest.raises(Refusal, match="model.safetensors is a link to a file that is not there") as caught:
+    with pytest.raises(Refusal, match=r"model\.safetensors is a link to a file") as caught:
         list_files(snapshot)
     assert caught.value.code == "unsafe_file"
     (snapshot / "model.safetensors").unlink()
