@@ -100,12 +100,13 @@ def host_identity(state_dir: Path, name: str, hosts: Mapping[HostId, HostPolicy]
 
 @asynccontextmanager
 async def machine(
-    settings: StandaloneSettings, on_upstream_ended: UpstreamEnded, ledger: Ledger
+    settings: StandaloneSettings, on_upstream_ended: UpstreamEnded, ledger: Ledger, *, as_before: bool = False
 ) -> AsyncIterator[Machine]:
     """The host half, ready to run: `agent.run` is not started yet.
 
     Args:
       ledger: what engines of before are charged; cards that they are charged on keep their names.
+      as_before: with the limits that are stored, not those of the machine as it is now.
     Raises: Refusal when the machine, its document, its engines file or its journal cannot be used.
     """
     half = settings.document.host
@@ -114,7 +115,8 @@ async def machine(
     host = await trio.to_thread.run_sync(host_identity, state_dir, name, ledger.hosts)
     observer = Observer()
     memory, cards = await observer.discover()
-    policy = limits_of(settings, host, memory, cards, _charged_cards(ledger, host))
+    before = ledger.policy(host) if as_before else None
+    policy = before or limits_of(settings, host, memory, cards, _charged_cards(ledger, host))
     observer.adopt(policy)
     registry = registry_of(settings)
     await trio.to_thread.run_sync(registry.measure_own)

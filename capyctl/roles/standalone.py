@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from capyctl import clock as clocks
-from capyctl import router
+from capyctl import router, ulid
 from capyctl.control import events, views
 from capyctl.control.book import Settings
 from capyctl.control.records import RECORDS
@@ -32,7 +32,17 @@ from capyctl.documents.places import Credentials
 from capyctl.documents.scalars import SocketAddress
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.errors import CapyError, Failure, Refusal
-from capyctl.fsm.types import Activation, Bytes, HostId, Incarnation, Lane, Millis, RequestId
+from capyctl.fsm.types import (
+    Activation,
+    Bytes,
+    HostId,
+    Incarnation,
+    Lane,
+    Millis,
+    OperationId,
+    RequestId,
+    SwitchId,
+)
 from capyctl.host import logs
 from capyctl.host.journal import JOURNAL_FILE
 from capyctl.ledger import limits
@@ -57,6 +67,8 @@ from capyctl.session.memory import MemoryLink
 
 ROLE: Final = "standalone"
 LOCK_FILE: Final = "role.lock"
+LEAVE_LIMIT_S: Final = 180.0
+"""How long engines of before may take to end on a machine that came back with other memory."""
 RECOVERY_LIMIT_S: Final = 10.0
 """How long the role waits for its first look at engines of before; those that answer later open their gates later."""
 
@@ -75,7 +87,7 @@ def run(settings: StandaloneSettings, *, format: str) -> int:
     ignore_strays()
     try:
         with held(_prepared(settings), ROLE):
-            trio.run(_role, settings, format)
+            trio.run(_run, settings, format)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     return 0
@@ -171,7 +183,29 @@ class _Stopping:
                 (self.hurry if self.asked.is_set() else self.asked).set()
 
 
-async def _role(settings: StandaloneSettings, form: str) -> None:
+class _Reshaped(Exception):
+    """Engines of before are charged on memory that this machine has no more: nothing was begun."""
+
+    def __init__(self, short: Shortfall) -> None:
+        super().__init__(short.message())
+        self.short = short
+
+
+async def _run(settings: StandaloneSettings, form: str) -> None:
+    """The role, or what has to end before it: a life of its own, so that being killed in it changes nothing."""
+    try:
+        await _role(settings, form)
+    except _Reshaped as changed:
+        log.warning("role.reshaped", why=changed.short.message())
+        if await _role(settings, form, leaving=changed.short):
+            await _role(settings, form)
+
+
+async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall | None = None) -> bool:
+    """Serve until told to stop. `leaving`: under the limits of before, only to end what is charged; no door opens.
+
+    Returns: whether it ended by itself. Raises: _Reshaped before anything is begun.
+    """
     stopping = _Stopping()
     credentials = _first_start(settings)
     clock = clocks.now_ms
@@ -189,19 +223,21 @@ async def _role(settings: StandaloneSettings, form: str) -> None:
         )
         driver.gates = desk
         ended = partial(_upstream_ended, desk)
-        async with machine(settings, ended, world.book.ledger) as here, trio.open_nursery() as outer:
+        async with machine(settings, ended, world.book.ledger, as_before=leaving is not None) as here:
             _check_limits(world, here)
-            await outer.start(stopping.watch)
-            await outer.start(stopping.unless_it_fails, store.run)
-            services = _services(settings, credentials, driver, world, store, desk, here, clock)
-            services.fetching = links.fetching.progress
-            await _serve(settings, form, stopping, services, links, here)
-            outer.cancel_scope.cancel()
+            async with trio.open_nursery() as outer:
+                await outer.start(stopping.watch)
+                await outer.start(stopping.unless_it_fails, store.run)
+                services = _services(settings, credentials, driver, world, store, desk, here, clock)
+                services.fetching = links.fetching.progress
+                await _serve(settings, form, stopping, services, links, here, leaving)
+                outer.cancel_scope.cancel()
     finally:
         store.close()
     if stopping.failed is not None:
         raise stopping.failed
-    log.info("role.stopped")
+    log.info("role.stopped" if leaving is None else "role.emptied")
+    return not stopping.asked.is_set()
 
 
 def _upstream_ended(desk: Desk, request: RequestId, half_closed_at_ms: Millis, eof_at_ms: Millis) -> None:
@@ -230,6 +266,8 @@ def _check_limits(world: World, here: Machine) -> None:
     """Limits below what running models hold are refused until they stop; nothing is ended to make them true."""
     short = limits.set_policy(world.book.ledger, here.agent.policy)
     if isinstance(short, Shortfall):
+        if short.check == "domains":
+            raise _Reshaped(short)
         raise Refusal(short.code, f"the memory limits cannot be put in force: {short.message()}")
 
 
@@ -285,6 +323,7 @@ async def _serve(
     services: Services,
     links: HostLinks,
     here: Machine,
+    leaving: Shortfall | None = None,
 ) -> None:
     driver = services.driver
     async with trio.open_nursery() as hosts:
@@ -298,10 +337,20 @@ async def _serve(
             links.downloads[here.agent.host] = str(here.agent.downloads.root) if here.agent.downloads else None
             await _begin(services, link, here.agent.host)
             inbox.open()
+            if leaving is not None:
+                await _leave(services, stopping, here.agent.host, leaving)
+                driver.close()
+                effects.cancel_scope.cancel()
+                hosts.cancel_scope.cancel()
+                return
+            if services.world.book.hosts[here.agent.host].draining:  # by a role that ended in the midst of a drain
+                await _drain(services, here.agent.host, undrain=True)
             await effects.start(ControlSocket(Path(settings.places.control_socket), services).serve)
             async with trio.open_nursery() as doors:
                 ready = await _open_doors(doors, settings, stopping, services, here, form)
                 await _first_look(services, stopping)
+                for text in (text for row in views.hosts(services.world) for text in row["memory_warnings"]):
+                    log.warning("memory.short", why=text)
                 if not stopping.asked.is_set():
                     places.replace(settings.places.management_address, f"{ready.management}\n")
                     announce(ready, form)
@@ -352,6 +401,43 @@ async def _begin(services: Services, link: MemoryLink, host: HostId) -> None:
             now_ms=now_ms(),
         )
     )
+
+
+async def _leave(services: Services, stopping: _Stopping, host: HostId, short: Shortfall) -> None:
+    """Stop what is charged on memory that is no more, with proof; its deployments start again on the new machine.
+
+    Raises: Refusal `device_policy_mismatch` when something is still charged at the end of the limit.
+    """
+    book = services.world.book
+    await _drain(services, host)
+
+    async def ends(scope: trio.CancelScope) -> None:
+        await stopping.asked.wait()
+        scope.cancel()
+
+    with trio.move_on_after(LEAVE_LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends, nursery.cancel_scope)
+            while any(book.ledger.on(host)):
+                await services.driver.moved()
+            nursery.cancel_scope.cancel()
+    if any(book.ledger.on(host)) and not stopping.asked.is_set():
+        raise Refusal(
+            short.code,
+            f"{short.message()} Its stop was not proven within {LEAVE_LIMIT_S:.0f} s: end it by hand, or bring back "
+            "what the machine had, and start again",
+        )
+
+
+async def _drain(services: Services, host: HostId, *, undrain: bool = False) -> None:
+    command = events.Command(
+        key=f"reshaped {ulid.fresh()}",
+        digest="",
+        operation=OperationId(ulid.fresh()),
+        switch=SwitchId(ulid.fresh()),
+    )
+    asked = events.DrainAsked(command=command, host=host, undrain=undrain, now_ms=services.clock())
+    await services.driver.submit(asked)
 
 
 async def _first_look(services: Services, stopping: _Stopping) -> None:
