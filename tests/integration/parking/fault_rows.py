@@ -18,6 +18,8 @@ from tests.engines.installation import die_at, fail, hang, lose, slow
 VLLM, SGLANG, TENSORFOLD, CUSTOM = "vllm", "sglang", "tensorfold", "custom"
 ALL = (VLLM, SGLANG, TENSORFOLD, CUSTOM)
 PARKING = (VLLM, SGLANG)
+COPIES: Mapping[str, str] = {"vllm-copy": VLLM, "sglang-copy": SGLANG}
+"""The engines that park, once more with a copy of their weights in RAM (`residency: host_backed`)."""
 ROUTES: Mapping[str, Mapping[str, str]] = {
     VLLM: {"@park": "/sleep", "@wake": "/wake_up", "@reload": "/collective_rpc", "@reset": "/reset_prefix_cache"},
     SGLANG: {
@@ -84,8 +86,9 @@ def _load(code: str, **more: Any) -> dict[State, Expect]:
     return {State.LOADING: ends("failed", 503, code, after=503, **more)}
 
 
-BUSY = {"sleep_s": 1.0, "wake_s": 1.0}  # so that there is a middle to be killed in
+BUSY = {"sleep_s": 20.0, "wake_s": 20.0}  # so that there is a middle to be killed in, however slow the machine
 EXITED = ends("failed", None, after=503)
+EXITED_ASLEEP = ends("failed", None)  # what kills a parked engine is held against no start
 CUT = ends("failed", 0, after=503)
 RESTARTED = ends("ready", 200, within_s=40)  # a wake that failed is followed by one clean start, for whoever waits
 STOPPED = ends("stopped")
@@ -94,7 +97,7 @@ UNPARKED = ends("stopped", None, "engine_error", within_s=60)
 FAULTS: tuple[Fault, ...] = (
     # --- the start --------------------------------------------------------------------------------------------
     Fault(name="no memory at load", families=PARKING,
-          knobs={"launch_fails": "oom", "load_s": 2.5},  # so long that its shared memory is known by then
+          knobs={"launch_fails": "oom"},
           states=_load("insufficient_device_memory")),
     Fault(name="no memory at load", families=(TENSORFOLD,), states=_load("insufficient_device_memory"),
           knobs={"dies": {"when": "loading", "text": "CUDA error: out of memory", "status": 1}}),
@@ -104,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
           states=_load("engine_argument_rejected")),
     Fault(name="plain exit at load", knobs={"dies": {"when": "loading", "status": 3}}, states=_load("launch_failed"),
          ),
-    Fault(name="killed at load", knobs={"load_s": 5.0}, kill="front", states=_load("launch_failed")),
+    Fault(name="killed at load", knobs={"load_s": 20.0}, kill="front", states=_load("launch_failed")),
     Fault(name="worker dies at load", families=PARKING, states=_load("launch_failed"),
           knobs={"dies": {"when": "loading", "who": "worker", "status": 1, "after_s": 1.5}, "load_s": 3.0}),
     Fault(name="worker dies at load, front stays", families=(VLLM,), states=_load("launch_failed", within_s=50),
@@ -121,12 +124,12 @@ FAULTS: tuple[Fault, ...] = (
     # --- deaths -----------------------------------------------------------------------------------------------
     Fault(name="front killed", kill="front", states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="front killed", kill="front", families=PARKING, states={
-        State.PARKING: EXITED, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
+        State.PARKING: EXITED, State.PARKED: EXITED_ASLEEP, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed", kill="worker", families=PARKING, states={State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="worker killed", kill="worker", families=PARKING, states={
-        State.PARKING: EXITED, State.PARKED: EXITED, State.WAKING: RESTARTED}, knobs=BUSY),
+        State.PARKING: EXITED, State.PARKED: EXITED_ASLEEP, State.WAKING: RESTARTED}, knobs=BUSY),
     Fault(name="worker killed, front stays", kill="worker", families=PARKING, knobs={"front_stays": True},
-          states={State.IDLE: EXITED, State.ANSWERING: CUT, State.PARKED: EXITED}),
+          states={State.IDLE: EXITED, State.ANSWERING: CUT, State.PARKED: EXITED_ASLEEP}),
     Fault(name="exits by itself", knobs={"dies": {"when": "ready", "status": 1}}, states={
         State.IDLE: EXITED, State.ANSWERING: CUT}),
     Fault(name="dies at the park", knobs={"faults": [die_at("@park")]}, families=PARKING, states={
@@ -225,6 +228,29 @@ FAULTS: tuple[Fault, ...] = (
         State.WAKING: ends("ready", 0, within_s=90)}),
     Fault(name="role killed", kill="role", knobs={"time_scale": 2.0}, states={State.STOPPING: STOPPED}),
 )  # fmt: skip
+
+COPIED: Mapping[str, tuple[State, ...]] = {
+    "front killed": (State.PARKING, State.PARKED, State.WAKING),
+    "worker killed": (State.PARKING, State.PARKED, State.WAKING),
+    "dies at the park": (State.PARKING,),
+    "dies at the wake": (State.WAKING,),
+    "hangs entirely": (State.PARKED, State.WAKING),
+    "wake hangs": (State.WAKING,),
+    "park answers 500 undone": (State.PARKING,),
+    "park answers 500 after doing it": (State.PARKING,),
+    "park's answer is lost": (State.PARKING,),
+    "wake's answer is lost": (State.WAKING,),
+    "wake answers 500": (State.WAKING,),
+    "sleeps and frees nothing": (State.PARKING,),
+    "frees 2 s late": (State.PARKING,),
+    "wake finds no memory": (State.WAKING,),
+    "a stranger holds the card": (State.WAKING,),
+    "wakes with other": (State.WAKING,),
+    "wakes with garbage": (State.WAKING,),
+    "leaves shared memory": (State.STOPPING,),
+    "role killed": (State.IDLE, State.PARKING, State.PARKED, State.WAKING),
+}
+"""What strikes the engines with a copy too."""
 
 QUICK: Mapping[tuple[str, State], tuple[str, ...]] = {
     ("no memory at load", State.LOADING): (SGLANG, TENSORFOLD),
