@@ -1,7 +1,8 @@
-"""What must be true of every step that parks, wakes, or charges what is parked (lifecycle 2, 4.4, 23; memory 8.3, 15).
+"""What must be true of every step that parks, wakes, prepares, or charges what is parked.
 
 Written from the reference, beside the tables and the ledger's own rules: which proof each fall needs, that no call
 on a whole engine is repeated, and who may be ended for whom. Checked with `transitions`.
+Source: lifecycle 2, 4.4, 21, 23; memory 8.3, 15.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Mapping
 from capyctl.control import events as e
 from capyctl.control import orders
 from capyctl.control.changes import Change, ChangeClaim, moved
+from capyctl.control.operations import OPEN
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import instance
+from capyctl.fsm.operation import Kind
 from capyctl.fsm.proofs import Resident
 from capyctl.fsm.residency import ResidencyPhase
-from capyctl.fsm.types import Activation, Bytes, Domain, Phase, StopKind
+from capyctl.fsm.types import Activation, Bytes, Domain, OperationId, Phase, StopKind
 from capyctl.ledger import parked
 from capyctl.ledger.charges import Holding
 
@@ -165,6 +168,48 @@ def _reclaimed(row: InstanceRow) -> bool:
     return stop is not None and stop.kind is StopKind.RECLAIM
 
 
+# --- preinitialization --------------------------------------------------------------------------------
+
+
+def tr_21_all_are_prepared_or_none(change: Change) -> bool:
+    """21: A command that prepares several is accepted for each of them, in its order, or opens nothing for any."""
+    event = change.event
+    if not isinstance(event, e.PreinitializeAsked):
+        return True
+    opened = change.book.operations.keys() - change.before.operations.keys()
+    receipt = next((order.receipt for order in change.of(orders.Reply) if order.key == event.command.key), None)
+    if receipt is None or event.command.key in change.before.receipts:
+        return not opened
+    if [one.deployment for one in receipt.members] != [one.deployment for one in event.members]:
+        return False
+    turns = [None, *(one.operation for one in receipt.members)]
+    made = [
+        (change.book.operations[one.operation], turn)
+        for one, turn in zip(receipt.members, turns, strict=False)
+        if not one.joined
+    ]
+    in_turn = all(state.kind is Kind.PREINITIALIZE and state.after == turn for state, turn in made)
+    return in_turn and opened == {state.operation for state, _ in made}
+
+
+def tr_21_one_is_prepared_at_a_time(change: Change) -> bool:
+    """21: A preparation wants one instance at a time to serve, once it is its turn, and nobody to give way for it."""
+    served: set[OperationId] = set()
+    for lane in change.book.wished:
+        wish = change.book.instances[lane].wish
+        state = None if wish is None or wish.operation is None else change.book.operations.get(wish.operation)
+        if wish is None or state is None or state.kind is not Kind.PREINITIALIZE or state.phase not in OPEN:
+            continue
+        before = None if state.after is None else change.book.operations.get(state.after)
+        waits = before is not None and before.phase in OPEN
+        known = change.before.instances.get(lane)
+        evicts = wish.evict and (known is None or known.wish is None)  # later an operator's own start may say so
+        if waits or evicts or state.operation in served:
+            return False
+        served.add(state.operation)
+    return True
+
+
 PARKING: tuple[ChangeClaim, ...] = (
     tr_03_a_released_copy_was_sampled,
     tr_03_a_woken_engine_answered,
@@ -172,4 +217,6 @@ PARKING: tuple[ChangeClaim, ...] = (
     tr_m6_a_copy_is_charged_what_was_measured,
     tr_m6_what_outgrew_its_bound_parks_no_more,
     tr_40_only_what_sleeps_is_reclaimed,
+    tr_21_all_are_prepared_or_none,
+    tr_21_one_is_prepared_at_a_time,
 )

@@ -334,7 +334,7 @@ def tr_35_places_are_freed_by_proof(change: Change) -> bool:
 
 def tr_38_nobody_but_an_operator_lifts_a_stop(change: Change) -> bool:
     """38: An operator's stop is lifted by an operator's start alone."""
-    if isinstance(change.event, e.StartAsked | e.DeployAsked):
+    if isinstance(change.event, e.StartAsked | e.PreinitializeAsked | e.DeployAsked):
         return True
     return all(
         not row.state.suspended

@@ -239,6 +239,7 @@ class Life:
             lambda: shell.stop(one, expected_revision=rng.choice((1, 2))),
             *[lambda: shell.park(parked)] * 5,
             lambda: shell.start(parked, park=True, deadline_ms=deadline),
+            *[lambda: self._prepare(known, deadline)] * 2,
             lambda: shell.park(one, expected_revision=rng.choice((1, 2))),
             lambda: shell.delete(one),
             *([lambda: shell.delete(one, stop=True)] if rng.random() < 0.5 else []),
@@ -255,6 +256,15 @@ class Life:
         self.shell.stop(one)
         if self.rng.random() < 0.9:
             self.shell.later(self.rng.randint(1, 30_000), lambda: self.shell.start(one))
+
+    def _prepare(self, known: list[DeploymentId], deadline: Millis | None) -> None:
+        """Several are prepared with one command; now and then one of them cannot be, or is named twice."""
+        asleep = [one for one in known if self.kept[one].residency.parks]
+        lot = known if self.rng.random() < 0.1 or not asleep else asleep
+        chosen = self.rng.sample(lot, self.rng.randint(1, len(lot)))
+        if self.rng.random() < 0.05:
+            chosen.append(chosen[0])
+        self.shell.prepare(*chosen, deadline_ms=deadline)
 
     def _spoil(self, one: DeploymentId, model: Model) -> None:
         """A revision that cannot be used, and one that mends it."""
@@ -348,6 +358,9 @@ class Life:
                 state = book.operations[one]
                 quiet = [self._says_why(state.deployment, target) for target in state.targets]
                 turns = state.kind is operation.Kind.PREINITIALIZE  # one after the other: who waits for its turn waits
+                before = None if state.after is None else book.operations.get(state.after)
+                if before is not None and before.phase in operations.OPEN:
+                    continue  # another deployment's turn, which has to say why itself
                 if not (any(quiet) if turns else all(quiet)):
                     found.append(f"{one} ({state.kind.value} {state.deployment}) is {state.phase.value}")
         return found

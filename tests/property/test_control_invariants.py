@@ -307,6 +307,11 @@ def steps() -> list[tuple[Callable[[Change], bool], Callable[[Book, Lane, Lane],
                 seen(),
             ),
         ),
+        (parking_claims.tr_21_all_are_prepared_or_none, _prepared_in_part),
+        (
+            parking_claims.tr_21_one_is_prepared_at_a_time,
+            after(lambda k, a, b: [prepared(k, a, after=None), prepared(k, b, after=a)], seen()),
+        ),
         (tr.tr_54_a_key_is_one_command, _twice),
         (tr.tr_55_a_refusal_changes_nothing, _refused_with_change),
         (tr.tr_56_a_delete_leaves_nothing, after(lambda k, a, b: k.deployments.pop(a.deployment), seen())),
@@ -385,6 +390,35 @@ def _lifted(book: Book, a: Lane, b: Lane) -> Change:
 def _moved_window(book: Book, a: Lane, b: Lane) -> None:
     identity, state = next(iter(book.switches.items()))
     book.switches[identity] = attrs.evolve(state, window_ends_at_ms=NOW)
+
+
+def prepared(book: Book, lane: Lane, *, after: Lane | None) -> None:
+    """A preparation of this instance, which is wanted for it; `after`: the one that has its turn before."""
+    identity, name = OperationId(f"of {lane}"), lane.deployment
+    book.operations[identity] = operation.State(
+        operation=identity,
+        deployment=name,
+        kind=operation.Kind.PREINITIALIZE,
+        origin=Origin.OPERATOR,
+        phase=operation.Phase.RUNNING,
+        accepted_at_ms=NOW,
+        targets=(operation.Target(index=0),),
+        after=None if after is None else OperationId(f"of {after}"),
+    )
+    wish = Wish(origin=Origin.OPERATOR, since_ms=NOW, operation=identity)
+    book.put_instance(lane, attrs.evolve(book.instances[lane], wish=wish))
+
+
+def _prepared_in_part(book: Book, a: Lane, b: Lane) -> Change:
+    """Two were asked for, and one was accepted."""
+    before = remember(book)
+    prepared(book, a, after=None)
+    command = e.Command(key="new", digest="x", operation=OperationId("x"), switch="x")  # type: ignore[arg-type]
+    asked = tuple(e.Member(deployment=lane.deployment, operation=OperationId(f"of {lane}")) for lane in (a, b))
+    event = e.PreinitializeAsked(now_ms=NOW, command=command, members=asked)
+    made = o.MemberReceipt(operation=OperationId(f"of {a}"), deployment=a.deployment, revision=1)
+    receipt = o.Receipt(operation=made.operation, deployment=None, revision=None, members=(made,))
+    return change(book, before, event, orders=(o.Reply(key="new", receipt=receipt),))
 
 
 def _twice(book: Book, a: Lane, b: Lane) -> Change:

@@ -9,13 +9,12 @@ from simulation import checked
 from world import Shell, shell
 from world_values import CUSTOM, RAM, VLLM, Model, gib, policy
 
-from capyctl.control import events as e
 from capyctl.control import views
 from capyctl.control.book import Settings
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.switch import Released
-from capyctl.fsm.types import Activation, Bytes, DeploymentId, Lane, Millis, OperationId, Phase, Residency, StopKind
+from capyctl.fsm.types import Activation, Bytes, DeploymentId, Lane, Millis, Phase, Residency, StopKind
 from capyctl.ledger.parked import growth_bytes, may_be_left
 from capyctl.ledger.types import Allocation, Measured, Plan
 
@@ -522,13 +521,6 @@ def test_what_cannot_park_is_not_prepared_and_asking_twice_is_asking_once() -> N
     assert len(here.launches) == 1
 
 
-def prepare(here: Shell, *identities: DeploymentId, **options: Any) -> str:
-    """Prepare several with one command."""
-    members = tuple(e.Member(deployment=one, operation=OperationId(f"prepare {one}")) for one in identities)
-    command = here.command(identities)
-    return here.give(e.PreinitializeAsked(now_ms=Millis(here.now), command=command, members=members, **options))
-
-
 def test_several_are_prepared_one_after_the_other_and_each_is_reported_by_itself() -> None:
     narrow = (policy("h1", capacity=8, managed=6, parked=3),)
     here, (a, b, c) = world(*named("a", "b", "c"), policies=narrow)
@@ -543,7 +535,7 @@ def test_several_are_prepared_one_after_the_other_and_each_is_reported_by_itself
             before(shell_, memory, event, step)
 
     here.check = watch
-    key = prepare(here, a, b, c)
+    key = here.prepare(a, b, c)
     here.run(300_000, until=lambda: here.lane(c).is_parked)
     receipt = here.reply(key).receipt
     assert receipt is not None
@@ -562,7 +554,7 @@ def test_several_are_prepared_one_after_the_other_and_each_is_reported_by_itself
 
 def test_a_request_does_not_wait_for_the_turn_of_its_model_and_a_crash_loses_no_turn() -> None:
     here, (a, b, c) = world(*named("a", "b", "c"))
-    prepare(here, a, b, c)
+    here.prepare(a, b, c)
     client = here.ask("c")
     here.run(20_000, until=lambda: client.told is not None)
     assert client.told == "ok"
@@ -575,7 +567,7 @@ def test_a_request_does_not_wait_for_the_turn_of_its_model_and_a_crash_loses_no_
 def test_of_several_all_are_accepted_or_none() -> None:
     here, (a, b) = world(DEEP, Model(name="b"))
     for given, code in (((a, b), "unsupported_capability"), ((a, a), "invalid_request"), ((), "invalid_request")):
-        key = prepare(here, *given)
+        key = here.prepare(*given)
         here.run(100)
         assert here.reply(key).code == code
     here.run(30_000)

@@ -591,6 +591,14 @@ class Shell:
     def park(self, identity: DeploymentId, **options: Any) -> str:
         return self.give(e.ParkAsked(now_ms=Millis(self.now), command=self.command(), deployment=identity, **options))
 
+    def prepare(self, *identities: DeploymentId, **options: Any) -> str:
+        """Prepare several with one command, one after the other."""
+        command = self.command(identities)
+        members = tuple(
+            e.Member(deployment=one, operation=OperationId(f"{command.operation} {one}")) for one in identities
+        )
+        return self.give(e.PreinitializeAsked(now_ms=Millis(self.now), command=command, members=members, **options))
+
     def delete(self, identity: DeploymentId, *, stop: bool = False) -> str:
         return self.give(e.DeleteAsked(now_ms=Millis(self.now), command=self.command(), deployment=identity, stop=stop))
 

@@ -591,7 +591,7 @@ def a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled()
         here.run(600)
         if gone:
             here.reboot(here.hosts[HostId("h1")])
-        reaches(here, a, ActivationPhase.STOPPED, within_ms=900_000)
+        reaches(here, a, ActivationPhase.FAILED if gone else ActivationPhase.STOPPED, within_ms=900_000)
         opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
         assert opened.phase is operation.Phase.SUCCEEDED  # the memory is free, if not as it was asked
         serves_again(here)

@@ -223,7 +223,8 @@ def probe(shell: Shell, host: Host, order: o.Probe) -> None:
         host.fenced.add(order.incarnation)
     if engine is None or not engine.alive:
         proof = shown_gone(shell, host, order.incarnation, order.processes)
-        shell.answer(order, e.Probed, gone=proof, reason="nothing of it is left")
+        watched = engine is not None and not isinstance(proof, Rebooted)  # else nobody here saw it end
+        shell.answer(order, e.Probed, gone=proof, reason="it exited" if watched else "")
         return
     if order.incarnation in host.forgotten:
         shell.answer(order, e.Probed, reason="not watched here")
