@@ -126,6 +126,14 @@ class Model:
                 )
 
 
+def shown_url(url: str) -> str:
+    """A URL as it may be printed: a user, a query or a fragment may be a credential."""
+    parts = urllib.parse.urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    host = parts.hostname or "-"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{parts.path}"
+
+
 def _check_url(url: str) -> None:
     form = "expected an http(s):// URL without user or fragment"
     try:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import attrs
 
 from capyctl import __version__
+from capyctl.documents.model_source import shown_url
 from capyctl.downloads.reach import Reach
 from capyctl.errors import Refusal
 
@@ -207,7 +208,7 @@ class Door:
                 raise Refusal("not_materializable", f"{answer.url} redirects to what is no URL") from None
             if origin.scheme == "https" and parts.scheme != "https":
                 raise Refusal("not_materializable", f"{answer.url} redirects to plain HTTP, which is not followed")
-        raise Refusal("not_materializable", f"{shown(url)} redirects more than {REDIRECTS_MAX} times")
+        raise Refusal("not_materializable", f"{shown_url(url)} redirects more than {REDIRECTS_MAX} times")
 
     def _ask(
         self, parts: urllib.parse.SplitResult, line: Line, headers: Mapping[str, str], token: str | None
@@ -215,7 +216,7 @@ class Door:
         self._check_scheme(parts)
         line.check_stopped()
         connection = _Connection(self, parts, line)
-        where = shown(urllib.parse.urlunsplit(parts))
+        where = shown_url(urllib.parse.urlunsplit(parts))
         target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": f"capyctl/{__version__}", **headers}
         if token is not None:
@@ -231,7 +232,7 @@ class Door:
 
     def _check_scheme(self, parts: urllib.parse.SplitResult) -> None:
         if parts.scheme == "http" and not self.reach.plain_http and not is_loopback_name(parts.hostname or ""):
-            url = shown(urllib.parse.urlunsplit(parts))
+            url = shown_url(urllib.parse.urlunsplit(parts))
             reason = f"{url} is plain HTTP, which host.model_sources.plain_http does not allow; use https"
             raise Refusal("not_materializable", reason)
 
@@ -257,14 +258,6 @@ def _origin(parts: urllib.parse.SplitResult) -> tuple[str, str, int]:
 def is_loopback_name(host: str) -> bool:
     """Whether a URL's host is this machine by its own words."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def shown(url: str) -> str:
-    """A URL as it may be printed: a user, a query or a fragment may be a credential."""
-    parts = urllib.parse.urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    host = parts.hostname or "-"
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{parts.path}"
 
 
 def _good(answer: Answer, *, token_sent: bool) -> Answer:

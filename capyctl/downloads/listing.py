@@ -17,8 +17,8 @@ from typing import Any, Final
 import attrs
 
 from capyctl.checkpoints import sources
-from capyctl.documents.model_source import COMMIT, Http, HuggingFace
-from capyctl.downloads.door import Door, Interrupted, Line, Stopped, shown
+from capyctl.documents.model_source import COMMIT, Http, HuggingFace, shown_url
+from capyctl.downloads.door import Door, Interrupted, Line, Stopped
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Refusal
 
@@ -73,7 +73,7 @@ class Asking:
         if source.archive is not None:
             raise Refusal("unsupported", "model.source.archive: archives are not unpacked; name one file")
         if source.url is not None:
-            url, called = source.url, shown(source.url)
+            url, called = source.url, shown_url(source.url)
         else:
             assert source.url_ref is not None
             url, called = self.tokens.url(source.url_ref), f"the URL of {source.url_ref}"
@@ -126,7 +126,7 @@ def _file(hub: Any, endpoint: str, source: HuggingFace, row: Any) -> RemoteFile:
     return RemoteFile(
         path=path,
         url=url,
-        called=shown(url),
+        called=shown_url(url),
         size_bytes=size,
         sha256=sha256,
         git_blob=None if sha256 is not None else row.blob_id,

@@ -18,6 +18,7 @@ from capyctl.clock import Clock
 from capyctl.control import events, orders, usage, views
 from capyctl.control.spec import Spec
 from capyctl.control.world import World
+from capyctl.documents.model_source import shown_url
 from capyctl.documents.paths import Row
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
@@ -72,6 +73,8 @@ class Services:
     announce_profiles: Callable[[], None]
     fetching: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
     """What is downloaded for a deployment now, a row per host."""
+    measuring: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
+    """What is read of a deployment's files for their digest now, a row per host."""
     facts: RoleFacts | None = None
 
     # --- commands --------------------------------------------------------------------------------
@@ -114,7 +117,8 @@ class Services:
 
     def snapshot(self) -> dict[str, Any]:
         """The durable world as one coherent value."""
-        return views.snapshot(self.world, self.clock())
+        whole = views.snapshot(self.world, self.clock())
+        return {**whole, "deployments": [_with_shown_document(row) for row in whole["deployments"]]}
 
     def deployments(self) -> list[dict[str, Any]]:
         """Every deployment's view, by id."""
@@ -196,10 +200,7 @@ class Services:
         row = self.world.book.deployments.get(identity)
         if row is None:
             raise Refusal("not_found", f"there is no deployment {identity}")
-        document = json.loads(row.spec.document)
-        env = document.get("engine_config", {}).get("env")
-        if env:
-            document["engine_config"]["env"] = dict.fromkeys(env, REDACTED)
+        document = shown_document(row.spec.document)
         return {
             "deployment_id": identity,
             "revision": str(row.state.revision),
@@ -282,7 +283,7 @@ class Services:
 
     def _with_engine(self, view: dict[str, Any]) -> dict[str, Any]:
         spec = self.world.book.deployments[DeploymentId(view["id"])].spec
-        view = self._with_download(view)
+        view = self._with_download(_with_shown_document(view))
         try:
             registered: Registered = self.registry.registered(spec.profile)
         except Refusal:
@@ -301,7 +302,12 @@ class Services:
         if not rows:
             if identity not in self.world.book.measuring:
                 return view
-            return {**view, "checkpoint": {**view["checkpoint"], "state": "measuring"}}
+            checkpoint = {**view["checkpoint"], "state": "measuring"}
+            if read := self.measuring(identity):
+                slowest = min(read, key=lambda row: row["done_bytes"] - row["total_bytes"])
+                figures = {name: slowest[name] for name in ("done_bytes", "total_bytes")}
+                checkpoint["measured"] = {**figures, "hosts": read}
+            return {**view, "checkpoint": checkpoint}
         slowest = min(rows, key=lambda row: row["done_bytes"])
         download = {**{name: slowest[name] for name in ("phase", "done_bytes", "total_bytes")}, "hosts": rows}
         waiting = view["waiting"] and "the model is being downloaded"
@@ -378,3 +384,19 @@ class Services:
 
     def _shown(self, lane: Lane) -> str:
         return f"{self.world.book.deployments[lane.deployment].spec.name}/{lane.index}"
+
+
+def shown_document(text: str) -> dict[str, Any]:
+    """A stored document as it may be read: no values of an engine's environment, no credentials inside addresses."""
+    document: dict[str, Any] = json.loads(text)
+    env = document.get("engine_config", {}).get("env")
+    if env:
+        document["engine_config"]["env"] = dict.fromkeys(env, REDACTED)
+    for one in (document["model"].get("source"), document["model"].get("draft")):
+        if one and one.get("url"):
+            one["url"] = shown_url(one["url"]) + (f"?{REDACTED}" if "?" in one["url"] else "")
+    return document
+
+
+def _with_shown_document(view: dict[str, Any]) -> dict[str, Any]:
+    return {**view, "document": json.dumps(shown_document(view["document"]), sort_keys=True, separators=(",", ":"))}

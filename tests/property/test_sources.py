@@ -15,9 +15,8 @@ from capyctl.checkpoints.sources import Wanted, choose, fetched, place_of, place
 from capyctl.control import orders as o
 from capyctl.control import views
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.documents.model_source import HuggingFace, Local
+from capyctl.documents.model_source import HuggingFace, Local, shown_url
 from capyctl.documents.scalars import SecretRef
-from capyctl.downloads.door import shown
 from capyctl.downloads.reach import Reach, is_public
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Refusal
@@ -152,7 +151,7 @@ def test_a_public_address_is_reached_beside_a_private_one(address: str):
     ],
 )
 def test_a_url_is_shown_without_what_may_be_secret(url: str, says: str):
-    assert shown(url) == says
+    assert shown_url(url) == says
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------

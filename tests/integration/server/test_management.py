@@ -234,7 +234,8 @@ async def test_an_engine_of_before_serves_again_only_after_it_was_looked_at(tmp_
         ({"name": "x" * 65}, 400, "invalid_config"),
         ({"kind": "host"}, 400, "invalid_config"),
         ({"tls": {}}, 400, "invalid_config"),
-        ({"model": {"hf": "a/b@" + "0" * 40}}, 400, "unsupported"),
+        ({"model": {"hf": "a/b@main"}}, 400, "invalid_config"),
+        ({"model": {"url": "https://x.example/m.tar", "sha256": "0" * 64, "archive": "tar"}}, 400, "unsupported"),
         ({"host": "elsewhere"}, 404, "not_found"),
         ({"placement": {"selector": {"a": "b"}}}, 409, "host_ineligible"),
         ({"request_deadline": "3600s"}, 400, "invalid_config"),
@@ -255,6 +256,17 @@ async def test_a_family_word_is_settled_as_the_profile_that_it_meant(here):
     view = await here.deployed()
     assert view["profile"] == "llamacpp"
     assert json.loads(view["document"])["runtime_profile"] == "llamacpp"
+
+
+async def test_what_may_be_a_credential_is_in_no_view_of_a_document(here):
+    model = {"url": "https://mirror.example/m.gguf?signature=s3cret", "sha256": "0" * 64}
+    _, receipt = await here.ask("POST", "/deployments", {"config": {**CONFIG, "model": model}})
+    identity = receipt["deployment_id"]
+    for path in (f"/deployments/{identity}", "/deployments", "/snapshot", f"/deployments/{identity}/effective-config"):
+        text = json.dumps((await here.ask("GET", path))[1])
+        assert "s3cret" not in text, path
+        assert "https://mirror.example/m.gguf?<redacted>" in text, path
+    assert "s3cret" in here.services.world.book.deployments[identity].spec.document  # what is asked stays what was said
 
 
 async def test_a_name_or_route_that_is_taken_is_a_conflict(here):
