@@ -102,7 +102,7 @@ class Fleet:
         """`size` hosts with ten deployments each. A deployment may use `named` hosts, or all of them."""
         hosts = [HostId(f"host-{i:05}") for i in range(size)]
         pattern = _Pattern.made()
-        plans = {gib: plan(gib) for gib in (*SIZES, LARGE)}
+        plans = {gib: {host: plan(gib) for host in hosts} for gib in (*SIZES, LARGE)}  # each host has its own
         records = [Record(kind="host", key=host, value=HostRow(policy=policy(host), boot_id="b")) for host in hosts]
         here = cls(World(), hosts, [], [], [])
         for number in range(size * PER_HOST):
@@ -116,13 +116,13 @@ class Fleet:
                 pattern.deployment,
                 state=attrs.evolve(pattern.deployment.state, deployment=identity),
                 spec=spec,
-                plans=dict.fromkeys(spec.hosts, plans[gib]),
+                plans=plans[gib] if named is None else {host: plans[gib][host] for host in spec.hosts},
             )
             records.append(Record(kind="deployment", key=identity, value=row))
             lane = Lane(identity, 0)
             if serves:
                 card = Domain(f"gpu{number % PER_HOST % CARDS}")
-                moved = on_cards(plans[gib], policy(hosts[home]), (card,))
+                moved = on_cards(plans[gib][hosts[home]], policy(hosts[home]), (card,))
                 records += pattern.serving(lane, hosts[home], moved)
                 here.serving.append(Incarnation(lane, pattern.generation))
             else:

@@ -48,10 +48,10 @@ def slope(xs: list[float], ys: list[float]) -> float:
 
 
 def timed(deed: Callable[[], None]) -> float:
-    """Milliseconds."""
-    began = time.perf_counter()
+    """Milliseconds of processor time: a decision waits for nothing, and whatever else runs here is not its doing."""
+    began = time.process_time()
     deed()
-    return (time.perf_counter() - began) * 1000
+    return (time.process_time() - began) * 1000
 
 
 def measure(size: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ import attrs
 from capyctl.control import commands, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
 from capyctl.control.book import SETTLING, Book
 from capyctl.control.orders import Probe, ReadLoad
-from capyctl.control.records import DeploymentRow, InstanceRow, Wish
+from capyctl.control.records import InstanceRow, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import deployment, facts, residency, switch
 from capyctl.fsm.activation import ActivationPhase
@@ -23,13 +23,12 @@ from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
-from capyctl.fsm.types import Activation, DeploymentId, Domain, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, cards, estimates, forecast, placement
+from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
+from capyctl.ledger import admission, asks, estimates, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.shortfall import Shortfall
-from capyctl.ledger.types import DomainKind
 
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
@@ -341,35 +340,18 @@ def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> pla
     for other, one in book.of(lane.deployment):
         if other != lane and one.run.host is not None and one.has_launch:
             counts[one.run.host] = counts.get(one.run.host, 0) + 1
-    seats = [
+    seats = (
         placement.Seat(
             host=host,
             plan=owner.plans[host],
             instances=counts.get(host, 0),
-            cards=_cards(book, owner, host),
+            named=owner.spec.devices,
+            last=row.plan if host == row.last_host else None,
             previous=host == row.last_host,
-            last_cards=_last_cards(book, row, host),
         )
         for host in hosts
-    ]
-    return placement.candidates(book.ledger, lane.owner, seats, max_per_host=owner.spec.max_per_host)
-
-
-def _cards(book: Book, owner: DeploymentRow, host: HostId) -> tuple[Domain, ...]:
-    """The cards of a host that may be taken instead of those that the plan names; none where there is no choice."""
-    policy, named = book.hosts[host].policy, owner.spec.devices
-    ranks = len(cards.cards_of(owner.plans[host], policy))
-    mine = tuple(
-        name
-        for name, limits in policy.domains.items()
-        if limits.kind is DomainKind.DEVICE and (not named or limits.device in named)
     )
-    return mine if ranks > 1 or (ranks == 1 and len(mine) > 1) else ()
-
-
-def _last_cards(book: Book, row: InstanceRow, host: HostId) -> tuple[Domain, ...]:
-    """The cards of the run before on this host, which keeps them when it fits."""
-    return cards.cards_of(row.plan, book.hosts[host].policy) if row.plan is not None and row.last_host == host else ()
+    return placement.candidates(book.ledger, lane.owner, seats, max_per_host=owner.spec.max_per_host)
 
 
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:

@@ -7,8 +7,6 @@ measured: a parked residue, and an owner that holds more than it was planned to.
 
 from __future__ import annotations
 
-import attrs
-
 from capyctl.errors import check
 from capyctl.fsm.types import Generation, Millis
 from capyctl.ledger import checks as table
@@ -30,11 +28,13 @@ def judge(ledger: Ledger, ask: Ask, seen: Seen, now_ms: Millis, *, observed: boo
         seen=seen,
         now_ms=now_ms,
     )
+    places: dict[table.Scope, list[Case]] = {}
     for row in table.CHECKS:
         if row.observed and not observed:
             continue
-        for domain in table.places(row.scope, case):
-            looked_at = attrs.evolve(case, domain=domain)
+        if row.scope not in places:
+            places[row.scope] = [case.at(domain) for domain in table.places(row.scope, case)]
+        for looked_at in places[row.scope]:
             if not row.requires(looked_at):
                 return row.figures(row, looked_at)
     return None

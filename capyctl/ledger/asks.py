@@ -108,6 +108,20 @@ class Case:
     now_ms: Millis
     domain: Domain | None = None
 
+    def at(self, domain: Domain | None) -> Case:
+        """The same case, looked at on another domain."""
+        if domain == self.domain:
+            return self
+        return Case(
+            ledger=self.ledger,
+            ask=self.ask,
+            charge=self.charge,
+            held=self.held,
+            seen=self.seen,
+            now_ms=self.now_ms,
+            domain=domain,
+        )
+
     @property
     def policy(self) -> HostPolicy:
         return self.ledger.hosts[self.ask.host]

@@ -15,7 +15,7 @@ from itertools import combinations
 import attrs
 
 from capyctl.errors import check
-from capyctl.fsm.types import Domain
+from capyctl.fsm.types import Device, Domain
 from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Plan, card_index
 from capyctl.units import gib
 
@@ -31,7 +31,7 @@ def is_card(policy: HostPolicy, domain: Domain) -> bool:
 
 def cards_of(plan: Plan, policy: HostPolicy) -> tuple[Domain, ...]:
     """The cards that a plan names, one for each rank, in rank order."""
-    named = {domain for held in plan.phases.values() for domain in held.bytes if is_card(policy, domain)}
+    named = [domain for domain in plan.domains if is_card(policy, domain)]
     return tuple(named) if len(named) == 1 else tuple(sorted(named, key=card_index))
 
 
@@ -59,6 +59,21 @@ def on_cards(plan: Plan, policy: HostPolicy, cards: Sequence[Domain]) -> Plan:
         )
 
     return attrs.evolve(plan, phases={phase: moved(held) for phase, held in plan.phases.items()})
+
+
+def choice(plan: Plan, policy: HostPolicy, named: Sequence[Device]) -> tuple[Domain, ...]:
+    """The cards of a host that may be taken instead of those that the plan names; none where there is no choice.
+
+    Args:
+      named: the devices that the document names. Several of them have to be equal too.
+    """
+    ranks = len(cards_of(plan, policy))
+    mine = tuple(
+        domain
+        for domain, limits in policy.domains.items()
+        if limits.kind is DomainKind.DEVICE and (not named or limits.device in named)
+    )
+    return mine if ranks > 1 or (ranks == 1 and not named and len(mine) > 1) else ()
 
 
 def alike(policy: HostPolicy, cards: Iterable[Domain]) -> list[list[Domain]]:

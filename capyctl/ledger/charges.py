@@ -75,12 +75,24 @@ class Shelf:
     """The rows of one host, and their sums: of every host that a start may go to, planning asks for both.
 
     `charged` is what all rows together hold of each domain (M3); a domain that is not in it holds nothing.
+    `card_room` is what may still be charged on the card with most room; None on a host without cards.
     """
 
     rows: Mapping[str, Holding] = attrs.field(factory=dict)
     charged: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+    card_room: int | None = None
 
-    def put(self, owner: str, holding: Holding | None) -> Shelf:
+    @classmethod
+    def of(cls, policy: HostPolicy | None, rows: Mapping[str, Holding]) -> Shelf:
+        """The shelf that these rows make on a host with these limits."""
+        sums: dict[Domain, Bytes] = {}
+        for held in rows.values():
+            for domain, amount in held.allocation.bytes.items():
+                sums[domain] = Bytes(sums.get(domain, 0) + amount)
+        charged = {domain: amount for domain, amount in sums.items() if amount}
+        return cls(rows=rows, charged=charged, card_room=_card_room(policy, charged))
+
+    def put(self, policy: HostPolicy | None, owner: str, holding: Holding | None) -> Shelf:
         """The shelf with this row instead of the owner's present one; None takes it away."""
         before = self.rows.get(owner)
         rows = {other: held for other, held in self.rows.items() if other != owner}
@@ -90,10 +102,18 @@ class Shelf:
         for held, sign in ((before, -1), (holding, 1)):
             for domain, amount in held.allocation.bytes.items() if held is not None else ():
                 charged[domain] = Bytes(charged.get(domain, 0) + sign * amount)
-        return Shelf(rows=rows, charged={domain: amount for domain, amount in charged.items() if amount})
+        charged = {domain: amount for domain, amount in charged.items() if amount}
+        return Shelf(rows=rows, charged=charged, card_room=_card_room(policy, charged))
 
 
-EMPTY = Shelf()
+def _card_room(policy: HostPolicy | None, charged: Mapping[Domain, Bytes]) -> int | None:
+    if policy is None:
+        return None
+    cards = ((domain, limits) for domain, limits in policy.domains.items() if limits.kind is DomainKind.DEVICE)
+    return max((limits.most_bytes - charged.get(domain, 0) for domain, limits in cards), default=None)
+
+
+UNKNOWN = Shelf()
 
 
 @attrs.frozen(kw_only=True)
@@ -120,10 +140,14 @@ class Ledger:
         by_host: dict[HostId, dict[str, Holding]] = {}
         for owner, held in holdings.items():
             by_host.setdefault(held.host, {})[owner] = held
+        policies = {policy.host: policy for policy in hosts}
         ledger = cls(
             epoch=epoch,
-            hosts={policy.host: policy for policy in hosts},
-            shelves={host: Shelf(rows=rows, charged=_sums(rows)) for host, rows in by_host.items()},
+            hosts=policies,
+            shelves={
+                host: Shelf.of(policies.get(host), by_host.get(host, {}))
+                for host in dict.fromkeys((*policies, *by_host))
+            },
             homes={owner: held.host for owner, held in holdings.items()},
         )
         return checked(ledger, *ledger.shelves)
@@ -137,7 +161,7 @@ class Ledger:
 
     def shelf(self, host: HostId) -> Shelf:
         """The rows of a host. While nothing is written there, it is the very same object."""
-        return self.shelves.get(host, EMPTY)
+        return self.shelves.get(host, UNKNOWN)
 
     def holding(self, owner: str) -> Holding | None:
         """What `owner` holds, None for nothing."""
@@ -189,9 +213,9 @@ class Ledger:
         before = self.holding(owner)
         shelves, homes = dict(self.shelves), self.homes
         if before is not None and (holding is None or holding.host != before.host):
-            shelves[before.host] = self.shelf(before.host).put(owner, None)
+            shelves[before.host] = self.shelf(before.host).put(self.hosts.get(before.host), owner, None)
         if holding is not None:
-            shelves[holding.host] = shelves.get(holding.host, EMPTY).put(owner, holding)
+            shelves[holding.host] = self.shelf(holding.host).put(self.hosts.get(holding.host), owner, holding)
             if homes.get(owner) != holding.host:
                 homes = {**homes, owner: holding.host}
         return Ledger(epoch=self.epoch, hosts=self.hosts, shelves=shelves, homes=homes)
@@ -206,20 +230,23 @@ class Ledger:
         for owner, holding in holdings.items():
             hosts |= {held.host for held in (self.holding(owner), holding) if held is not None}
             after = after.assuming(owner, holding)
-        gone = {owner for owner, holding in holdings.items() if holding is None}
-        homes = {owner: host for owner, host in after.homes.items() if owner not in gone} if gone else after.homes
-        shelves = after.shelves
-        if bare := {host for host in hosts if not after.shelf(host).rows}:
-            shelves = {host: shelf for host, shelf in shelves.items() if host not in bare}
-        return checked(attrs.evolve(after, epoch=self.epoch + 1, shelves=shelves, homes=homes), *sorted(hosts))
+        homes = after.homes
+        if gone := [owner for owner, holding in holdings.items() if holding is None]:
+            homes = dict(homes)
+            for owner in gone:
+                homes.pop(owner, None)
+        return checked(attrs.evolve(after, epoch=self.epoch + 1, homes=homes), *sorted(hosts))
 
-
-def _sums(rows: Mapping[str, Holding]) -> dict[Domain, Bytes]:
-    sums: dict[Domain, Bytes] = {}
-    for held in rows.values():
-        for domain, amount in held.allocation.bytes.items():
-            sums[domain] = Bytes(sums.get(domain, 0) + amount)
-    return {domain: amount for domain, amount in sums.items() if amount}
+    def limited(self, policy: HostPolicy) -> Ledger:
+        """The next epoch's ledger, with these limits of a host in force."""
+        shelf = Shelf.of(policy, self.shelf(policy.host).rows)
+        after = Ledger(
+            epoch=self.epoch + 1,
+            hosts={**self.hosts, policy.host: policy},
+            shelves={**self.shelves, policy.host: shelf},
+            homes=self.homes,
+        )
+        return checked(after, policy.host)
 
 
 # --- claims about every ledger, host by host --------------------------------------------------------------
@@ -237,9 +264,9 @@ def rows_stand_where_they_are_looked_for(ledger: Ledger, host: HostId) -> bool:
 
 
 def sums_are_those_of_the_rows(ledger: Ledger, host: HostId) -> bool:
-    """What is kept as charged on a host is the sum of its rows (M3)."""
+    """What is kept of a host beside its rows is what they sum up to (M3)."""
     shelf = ledger.shelf(host)
-    return shelf.charged == _sums(shelf.rows)
+    return shelf == Shelf.of(ledger.hosts.get(host), shelf.rows)
 
 
 def exclusive_devices_have_one_owner(ledger: Ledger, host: HostId) -> bool:

@@ -5,10 +5,8 @@ Nothing is ended to make new limits true. Source: memory 2.2, 16; lifecycle 23, 
 
 from __future__ import annotations
 
-import attrs
-
 from capyctl.fsm.types import Bytes, Domain
-from capyctl.ledger.charges import Ledger, checked, sound
+from capyctl.ledger.charges import Ledger, sound
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.ledger.types import HostPolicy
 
@@ -29,8 +27,7 @@ def set_policy(ledger: Ledger, policy: HostPolicy) -> Ledger | Shortfall:
         short = _missing(ledger, policy, domain) or _exceeded(ledger, policy, domain)
         if short is not None:
             return short
-    hosts = {**ledger.hosts, policy.host: policy}
-    return checked(attrs.evolve(ledger, epoch=ledger.epoch + 1, hosts=hosts), policy.host)
+    return ledger.limited(policy)
 
 
 def _missing(ledger: Ledger, policy: HostPolicy, domain: Domain) -> Shortfall | None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import attrs
 
 from capyctl.errors import check
-from capyctl.fsm.types import Domain, HostId, Millis, Phase
+from capyctl.fsm.types import Device, Domain, HostId, Millis
 from capyctl.ledger.admission import judge
 from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_start
-from capyctl.ledger.cards import cards_of, on_cards, sets
+from capyctl.ledger.cards import cards_of, choice, on_cards, sets
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.forecast import Hold, gate, loads
 from capyctl.ledger.shortfall import Names, Shortfall
@@ -35,16 +35,19 @@ class Strategy(enum.Enum):
 class Seat:
     """One allowed host of a deployment.
 
-    `cards`: card domains that it may use there instead of those that the plan names; empty when devices were named,
-    or where there is no choice. `last_cards` and `previous` are of the stopped instance's last run.
+    `named`: the devices that the document names; without any, placement chooses the cards. `last`: what the run
+    before on this host was launched with, whose cards are kept when it fits; None where it did not run last.
     """
 
     host: HostId
     plan: Plan
     instances: int = 0  # of this deployment, on this host, this one left out
-    cards: tuple[Domain, ...] = ()
-    previous: bool = False
-    last_cards: tuple[Domain, ...] = ()
+    named: tuple[Device, ...] = ()
+    last: Plan | None = None
+    previous: bool = False  # it ran here last
+
+
+HOSTS_TOLD = 8  # that one message names; `details` has all of them
 
 
 @attrs.frozen(kw_only=True)
@@ -67,12 +70,22 @@ class Nowhere:
         return all(short.never for short in self.shortfalls)
 
     def message(self, names: Names | None = None) -> str:
-        """One line for people, every host in it."""
-        return " ".join(short.message(names) for short in self.shortfalls)
+        """One line for people: every host in it, or the first of many."""
+        hosts = list(dict.fromkeys(short.host for short in self.shortfalls))
+        told = set(hosts[:HOSTS_TOLD])
+        text = " ".join(short.message(names) for short in self.shortfalls if short.host in told)
+        more = len(hosts) - len(told)
+        return f"{text} {more} more hosts have no room either." if more else text
 
     def details(self) -> dict[str, Any]:  # Any: plain JSON values of several types
         """The figures per host for `--json`."""
         return {"hosts": [{"code": short.code, **short.details()} for short in self.shortfalls]}
+
+
+def nowhere(shortfalls: Iterable[Shortfall]) -> Nowhere:
+    """What every host lacks, each lack once: sets of cards that share one lack the same."""
+    lacks = {(short.host, short.check, short.domain, short.device): short for short in reversed([*shortfalls])}
+    return Nowhere(shortfalls=tuple(reversed(lacks.values())))
 
 
 @attrs.frozen
@@ -91,34 +104,46 @@ class Spot:
 
 @attrs.frozen
 class Tries(Sequence[Ask]):
-    """The starts to try, best first. Each is made when it is asked for: most never are."""
+    """The starts to try, best first, made as they are looked at: of a large fleet most never are."""
 
     ledger: Ledger
     owner: str
-    spots: tuple[Spot, ...]
+    seats: tuple[Seat, ...]
+
+    def spots(self) -> Iterator[Spot]:
+        """The ways to start, host by host."""
+        for seat in self.seats:
+            yield from spots_of(self.ledger, seat)
+
+    def ask(self, spot: Spot) -> Ask:
+        """The start that takes this way."""
+        seat = spot.seat
+        plan = on_cards(seat.plan, self.ledger.hosts[seat.host], spot.cards) if spot.cards else seat.plan
+        return ask_start(owner=self.owner, host=seat.host, plan=plan)
+
+    def __iter__(self) -> Iterator[Ask]:
+        return map(self.ask, self.spots())
 
     @overload
     def __getitem__(self, index: int) -> Ask: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Tries: ...
+    def __getitem__(self, index: slice) -> Sequence[Ask]: ...
 
-    def __getitem__(self, index: int | slice) -> Ask | Tries:
-        if isinstance(index, slice):
-            return attrs.evolve(self, spots=self.spots[index])
-        spot = self.spots[index]
-        seat = spot.seat
-        plan = on_cards(seat.plan, self.ledger.hosts[seat.host], spot.cards) if spot.cards else seat.plan
-        return ask_start(owner=self.owner, host=seat.host, plan=plan)
+    def __getitem__(self, index: int | slice) -> Ask | Sequence[Ask]:
+        return tuple(self)[index]
 
     def __len__(self) -> int:
-        return len(self.spots)
+        return sum(1 for _ in self.spots())
+
+    def __bool__(self) -> bool:
+        return bool(self.seats)
 
 
 def candidates(
     ledger: Ledger,
     owner: str,
-    seats: Sequence[Seat],
+    seats: Iterable[Seat],
     *,
     strategy: Strategy = Strategy.SPREAD,
     max_per_host: int | None = None,
@@ -131,11 +156,11 @@ def candidates(
     ranked = []
     for seat in seats:
         if has_a_place(seat, max_per_host) and seat.host in ledger.hosts:
-            spots = _spots(ledger, seat)
-            if spots:
-                ranked.append((_rank(seat, max(spot.left_bytes for spot in spots), strategy), spots))
-    ranked.sort(key=operator.itemgetter(0))  # host ids differ, so the spots are never compared
-    return Tries(ledger, owner, tuple(spot for _, spots in ranked for spot in spots))
+            left = most_left(ledger, seat)
+            if left is not None:
+                ranked.append((_rank(seat, left, strategy), seat))
+    ranked.sort(key=operator.itemgetter(0))
+    return Tries(ledger, owner, tuple(seat for _, seat in ranked))
 
 
 def has_a_place(seat: Seat, max_per_host: int | None) -> bool:
@@ -144,54 +169,46 @@ def has_a_place(seat: Seat, max_per_host: int | None) -> bool:
 
 
 def place(
-    ledger: Ledger, asks: Sequence[Ask], seen: Mapping[HostId, Seen], now_ms: Millis
+    ledger: Ledger, asks: Tries | Sequence[Ask], seen: Mapping[HostId, Seen], now_ms: Millis
 ) -> Proposal | Hold | Nowhere:
     """Take the first host on which the start fits, or will once the starts in flight there are READY.
 
     On one host a card that fits now is taken before one that will. `asks` are of `candidates`; not empty.
     Returns: a proposal to arm, a hold to wait in, or what every host lacks.
     """
-    refused: dict[int, Shortfall | None] = {}
-    held: Hold | None = None
-    for number, host in enumerate(_hosts(asks)):
-        if held is not None and held.ask.host != host:
-            return held
-        if is_full(asks, number) and not any(loads(one) for _, one in ledger.on(host)):
-            refused[number] = None  # what it lacks is worked out only if nobody else has room
-            continue
-        answer = gate(ledger, asks[number], seen.get(host, UNSEEN), now_ms)
-        if isinstance(answer, Proposal):
-            return answer
-        if isinstance(answer, Hold):
-            held = held or answer
-        else:
-            refused[number] = answer
-    if held is not None:
-        return held
-    return Nowhere(
-        shortfalls=tuple(short or _short(ledger, asks[number], seen, now_ms) for number, short in refused.items())
-    )
+    refused: list[Ask] = []
+    for host, here in _by_host(asks):
+        holds: list[Hold] = []
+        waits = any(loads(held) for _, held in ledger.on(host))
+        for ask, fits in here:
+            refused.append(ask)  # what it lacks is worked out if nobody else has room
+            if not fits and not waits:
+                continue
+            answer = gate(ledger, ask, seen.get(host, UNSEEN), now_ms)
+            if isinstance(answer, Proposal):
+                return answer
+            if isinstance(answer, Hold):
+                holds.append(answer)
+        if holds:
+            return holds[0]
+    return nowhere(short for ask in refused if (short := judge(ledger, ask, seen.get(ask.host, UNSEEN), now_ms)))
 
 
-def is_full(asks: Sequence[Ask], number: int) -> bool:
-    """the sums that are known do not let it start there"""
-    return isinstance(asks, Tries) and not asks.spots[number].fits
+def _by_host(asks: Tries | Sequence[Ask]) -> Iterator[tuple[HostId, Iterator[tuple[Ask, bool]]]]:
+    """The starts of each host, each with whether the sums that are known leave room for it."""
+    if isinstance(asks, Tries):
+        for seat in asks.seats:
+            yield seat.host, ((asks.ask(spot), spot.fits) for spot in spots_of(asks.ledger, seat))
+    else:
+        for host in hosts_of(asks):
+            yield host, ((ask, True) for ask in asks if ask.host == host)
 
 
-def hosts_of(asks: Sequence[Ask]) -> tuple[HostId, ...]:
-    """The hosts of these starts, in their order; those of `candidates` need not be made for it."""
-    return tuple(dict.fromkeys(_hosts(asks)))
-
-
-def _hosts(asks: Sequence[Ask]) -> Iterator[HostId]:
-    return (spot.seat.host for spot in asks.spots) if isinstance(asks, Tries) else (ask.host for ask in asks)
-
-
-def _short(ledger: Ledger, ask: Ask, seen: Mapping[HostId, Seen], now_ms: Millis) -> Shortfall:
-    short = judge(ledger, ask, seen.get(ask.host, UNSEEN), now_ms)
-    check(short is not None, "a start for which the sums leave no room is refused")
-    assert short is not None  # for the type checker
-    return short
+def hosts_of(asks: Tries | Sequence[Ask]) -> tuple[HostId, ...]:
+    """The hosts of these starts, in their order. Those of `candidates` are not made for it."""
+    if isinstance(asks, Tries):
+        return tuple(seat.host for seat in asks.seats)
+    return tuple(dict.fromkeys(ask.host for ask in asks))
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -203,30 +220,37 @@ def _rank(seat: Seat, left_bytes: int, strategy: Strategy) -> tuple[int, int, in
     return (0 if seat.previous else 1, *counted, seat.host)
 
 
-def _spots(ledger: Ledger, seat: Seat) -> list[Spot]:
-    """The ways to start on a host: on its last cards, then where most is left, then on the lowest numbers."""
-    policy, charged = ledger.hosts[seat.host], ledger.shelf(seat.host).charged
+def most_left(ledger: Ledger, seat: Seat) -> int | None:
+    """What is left on a host by the best way to start there; None where there is none.
+
+    One card of any is the usual wish, and is answered from what the ledger keeps of each host.
+    """
+    policy = ledger.hosts[seat.host]
     named = cards_of(seat.plan, policy)
-    cold, ready = seat.plan.at(Phase.COLD).bytes, seat.plan.at(Phase.READY).bytes
-    needs = {domain: max(cold.get(domain, 0), ready.get(domain, 0)) for domain in (*cold, *ready)}
+    room = ledger.shelf(seat.host).card_room
+    if len(named) == 1 and not seat.named and room is not None:
+        return room - seat.plan.start_bytes.get(named[0], 0)
+    return max((spot.left_bytes for spot in spots_of(ledger, seat)), default=None)
+
+
+def spots_of(ledger: Ledger, seat: Seat) -> list[Spot]:
+    """The ways to start on a host: on its last cards, then where most is left, then on the lowest numbers."""
+    policy = ledger.hosts[seat.host]
+    named, cards = cards_of(seat.plan, policy), choice(seat.plan, policy, seat.named)
+    needs = seat.plan.start_bytes
     known = [domain for domain in needs if domain in policy.domains]
-    room = {
-        domain: policy.domains[domain].most_bytes - charged.get(domain, 0)
-        for domain in dict.fromkeys((*known, *seat.cards))
-    }
+    room = {domain: ledger.room(seat.host, domain) for domain in dict.fromkeys((*known, *cards))}
     beside = [room[domain] - needs[domain] for domain in known if domain not in named]
     fits = len(known) == len(needs) and all(left >= 0 for left in beside)
     if not named:
         return [Spot(seat, (), min(beside, default=0), fits)]
-    if not seat.cards:
-        left = min(room[card] - needs.get(card, 0) for card in named)
-        return [Spot(seat, (), left, fits and left >= 0)]
     shares = [needs.get(card, 0) for card in named]
-    preferred = sorted(seat.cards, key=lambda card: (-room[card], card_index(card)))
+    if not cards:
+        left = min(room[card] - share for card, share in zip(named, shares, strict=True))
+        return [Spot(seat, (), left, fits and left >= 0)]
     spots = []
-    for cards in sets(policy, preferred, len(named)):
-        left = min(room[card] - share for card, share in zip(cards, shares, strict=True))
-        spots.append(Spot(seat, cards, left, fits and left >= 0))
-    return sorted(
-        spots, key=lambda spot: (spot.cards != seat.last_cards, -spot.left_bytes, [*map(card_index, spot.cards)])
-    )
+    for chosen in sets(policy, sorted(cards, key=lambda card: (-room[card], card_index(card))), len(named)):
+        left = min(room[card] - share for card, share in zip(chosen, shares, strict=True))
+        spots.append(Spot(seat, chosen, left, fits and left >= 0))
+    last = cards_of(seat.last, policy) if seat.last is not None else ()
+    return sorted(spots, key=lambda spot: (spot.cards != last, -spot.left_bytes, [*map(card_index, spot.cards)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
+from functools import cached_property
 
 import attrs
 
@@ -159,6 +160,16 @@ class Plan:
     def at(self, phase: Phase) -> Allocation:
         """The allocation of `phase`; NONE needs nothing."""
         return self.phases.get(phase, Allocation())
+
+    @cached_property
+    def domains(self) -> frozenset[Domain]:
+        """Every domain that any of its phases needs."""
+        return frozenset(domain for held in self.phases.values() for domain in held.bytes)
+
+    @cached_property
+    def start_bytes(self) -> Mapping[Domain, Bytes]:
+        """What a start is charged at its peak, by domain."""
+        return peak(self.at(Phase.COLD), self.at(Phase.READY)).bytes
 
     @property
     def whole_host(self) -> bool:

@@ -90,20 +90,19 @@ def test_no_host_gets_more_instances_than_it_may_and_none_outside_the_seats():  
 def test_the_card_with_most_headroom_is_taken_then_the_lowest_index_and_the_last_card_when_it_fits():
     policy = card_host(30, 40, 40)
     one = plan(20, 20, domain=GPU0, ram=5, device="gpu0")
-    cards = (GPU0, GPU1, Domain("gpu2"))
 
     def order(ledger, **more) -> list[str]:
-        asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, cards=cards, **more)])
+        asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, **more)])
         return [next(d for d in ask.phases[Phase.COLD].bytes if d != SYSTEM) for ask in asks]
 
     ledger = ledger_of(policy)
     assert order(ledger) == ["gpu1", "gpu2", "gpu0"]
     assert order(ready(ledger, "x", plan(5, 5, domain=GPU1))) == ["gpu2", "gpu1", "gpu0"]
-    assert order(ledger, last_cards=(GPU0,)) == ["gpu0", "gpu1", "gpu2"]
-    pinned = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one)])
+    assert order(ledger, last=one) == ["gpu0", "gpu1", "gpu2"]
+    pinned = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, named=(Device("gpu0"),))])
     assert [set(ask.phases[Phase.COLD].bytes) for ask in pinned] == [{GPU0, SYSTEM}]
     full = ready(ledger, "x", plan(20, 20, domain=GPU0))
-    answer = try_all(full, candidates(full, owner("t"), [Seat(host=HOST, plan=one, cards=cards, last_cards=(GPU0,))]))
+    answer = try_all(full, candidates(full, owner("t"), [Seat(host=HOST, plan=one, last=one)]))
     assert isinstance(answer, Proposal)
     assert set(answer.charge.bytes) == {GPU1, SYSTEM}
     assert [claim.device for claim in answer.charge.claims] == ["gpu1"]
@@ -127,7 +126,7 @@ def test_cards_are_counted_not_spelled():
 def test_headroom_is_where_the_engine_runs():
     ledger = ledger_of(card_host(30, system=7))
     tries = candidates(ledger, owner("t"), [Seat(host=HOST, plan=plan(20, 20, domain=GPU0, ram=5))])
-    (spot,) = tries.spots
+    (spot,) = tries.spots()
     assert (spot.left_bytes, spot.fits) == (10, True)
 
 
@@ -135,7 +134,7 @@ def test_a_card_that_fits_now_is_taken_before_one_that_will():
     policy = card_host(30, 25)
     ledger = start(ledger_of(policy), "peer", plan(20, 5, domain=GPU0, device="gpu0"))
     one = plan(20, 20, domain=GPU0, device="gpu0")
-    asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, cards=(GPU0, GPU1), last_cards=(GPU0,))])
+    asks = candidates(ledger, owner("t"), [Seat(host=HOST, plan=one, last=one)])
     answer = try_all(ledger, asks)
     assert isinstance(answer, Proposal)
     assert set(answer.charge.bytes) == {GPU1}
