@@ -15,6 +15,7 @@ from sizing_values import (
     args,
     cards,
     checkpoints,
+    delta_net,
     deployment,
     documents,
     domain,
@@ -389,6 +390,36 @@ def test_ranks_need_cards_of_one_size_and_an_engine_that_splits() -> None:
     made = planned(tensors(GIB, (layers_of(8),)), chosen, alike(4))
     assert made is not None
     assert [claim.device for claim in made.at(Phase.COLD).claims] == ["gpu1", "gpu3"]
+
+
+def test_states_come_out_of_a_stated_sum_before_the_cache_does() -> None:
+    facts = tensors(20 * GIB, **delta_net())
+    slot = 36 * (30_720 * 2 + 786_432 * 4)
+    stated = planned(facts, deployment({"memory": {"request": "48GiB"}}, "sglang"), alike(1))
+    assert stated is not None
+    assert stated.pools["kv_cache"] == 48 * GIB - 22 * GIB - 41 * slot
+    capped = planned(facts, deployment({}, "sglang", resources={"gpu": "48GiB", "ram": "4GiB"}), alike(1))
+    assert capped is not None
+    assert capped.pools["kv_cache"] == 48 * GIB - 5 * GIB // 4 - 22 * GIB - 41 * slot
+
+
+def test_a_stated_cache_that_a_stated_sum_does_not_hold_is_refused_by_every_engine() -> None:
+    header = {"weight_bytes": 8 * GIB, "kv_heads": [8] * 32, "key_length": 128, "value_length": 128}
+    header |= {"context_trained": 1 << 17, "not_derivable": None}
+    for engine, facts in (("llamacpp", header), ("vllm", tensors(8 * GIB, (layers_of(32),))), ("sglang", header)):
+        for cache, fits in (("2GiB", True), ("3GiB", False)):
+            memory = {"memory": {"request": "11GiB", "kv_cache": cache}}
+            assert (planned(facts, deployment(memory, engine), alike(1)) is not None) == fits
+            block = {"gpu": "11776MiB", "ram": "4GiB"}  # 11.5 GiB: 8 of weights, 1.25 of context, 2.25 are left
+            capped = deployment({"memory": {"kv_cache": cache}}, engine, resources=block)
+            assert (planned(facts, capped, alike(1)) is not None) == fits
+
+
+def test_a_park_never_leaves_more_than_serving_holds() -> None:
+    small = deployment({"memory": {"request": "256MiB", "kv_cache": "64MiB"}}, "sglang")
+    made = planned(tensors(MIB, (layers_of(1),)), small, spark(), Residency.DEEP)
+    assert made is not None
+    assert made.at(Phase.PARKED).on(Domain("unified")) == made.at(Phase.READY).on(Domain("unified")) < 2 * GIB
 
 
 def test_a_start_without_a_gpu_is_charged_what_is_stated() -> None:
