@@ -12,7 +12,7 @@ from typing import Any
 from capyctl.cli.lifecycle import ended, management, startup_cell
 from capyctl.cli.listing import domains_of, host_names
 from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
-from capyctl.cli.progress import downloaded
+from capyctl.cli.progress import being_measured, downloaded
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
 
@@ -94,7 +94,7 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     if state == "materializing":
         lines["Checkpoint"] = f"being downloaded: {downloaded(checkpoint.get('download') or {})}"
     elif state in ("pending", "measuring"):
-        lines["Checkpoint"] = "being measured"
+        lines["Checkpoint"] = being_measured(checkpoint)
     elif reason:
         lines["Checkpoint"] = f"{state}: {reason}"
     profile, version = view.get("profile"), view.get("engine_version")
@@ -130,6 +130,7 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
+PARSER_WORDS = {"tool_call": "tool calls", "reasoning": "reasoning"}
 PARSER_SOURCES = {
     "declared": "declared",
     "off": "turned off",
@@ -144,10 +145,10 @@ PARSER_SOURCES = {
 
 def parser_line(parsers: Mapping[str, Mapping[str, Any]]) -> str:
     """`tool calls hermes (by model family), reasoning none (turned off)`."""
-    words = {"tool_call": "tool calls", "reasoning": "reasoning"}
+    rows = [(words, parsers[kind]) for kind, words in PARSER_WORDS.items() if kind in parsers]
     return ", ".join(
-        f"{words.get(kind, kind)} {one.get('name')} ({PARSER_SOURCES.get(str(one.get('source')), one.get('source'))})"
-        for kind, one in parsers.items()
+        f"{words} {one.get('name')} ({PARSER_SOURCES.get(str(one.get('source')), one.get('source'))})"
+        for words, one in rows
     )
 
 
