@@ -403,6 +403,7 @@ def _host(book: Book, host: HostId) -> Json:
                 "charged_bytes": book.ledger.charged(host, name),
                 "available_bytes": None if sample is None else sample.available_bytes,
                 "observed_at_unix_ms": None if sample is None else sample.seen_at_ms,
+                "memory_source": None if sample is None else sample.source or None,
                 "owners": [
                     {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": held.on(name)}
                     for owner, held in sorted(book.ledger.on(host))

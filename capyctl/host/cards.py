@@ -38,6 +38,7 @@ class Card:
     name: str = ""
     total_bytes: Bytes | None = None
     free_bytes: Bytes | None = None
+    used_bytes: Bytes | None = None
     held: tuple[tuple[int, int | None], ...] | None = ()
     divided: bool = False  # MIG: engines would see slices of it, with other UUIDs and other sizes
     fault: str = ""
@@ -106,6 +107,7 @@ def _card(index: int) -> Card:
         name=name or "",
         total_bytes=None if memory is None else Bytes(int(memory.total)),
         free_bytes=None if memory is None else Bytes(int(memory.free)),
+        used_bytes=None if memory is None else Bytes(int(memory.used)),
         held=None if running is None else tuple((int(p.pid), _amount(p.usedGpuMemory)) for p in running),
         divided=mig is not None and mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
     )
@@ -143,6 +145,12 @@ def whole(cards: tuple[Card, ...]) -> tuple[Card, ...]:
     if len(set(uuids)) != len(uuids) or len({card.index for card in cards}) != len(cards):
         raise Refusal("topology_unknown", "the NVIDIA driver names one card twice")
     for card in cards:
-        if card.total_bytes is not None and (card.free_bytes or 0) > card.total_bytes + SLACK_BYTES:
-            raise Refusal("topology_unknown", f"card {card.index} reports {card.free_bytes} of {card.total_bytes} free")
+        if card.total_bytes is None:
+            continue
+        total, free, used = card.total_bytes, card.free_bytes or 0, card.used_bytes or 0
+        if min(total, free, used) < 0 or total == 0 or used + free > total + SLACK_BYTES:
+            raise Refusal(
+                "topology_unknown",
+                f"card {card.index} reports {used} bytes used and {free} bytes free of {total}",
+            )
     return cards

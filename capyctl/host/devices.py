@@ -29,6 +29,7 @@ DISCOVER_S = 30.0  # without its persistence daemon the driver wakes every card 
 CARD_READ_S = 3.0  # one look
 CARD_EVERY_S = 1.0
 CARD_STALE_MS = 5_000  # an older sample leaves its card unobserved
+CARD_SOURCE = "nvml"
 SAMPLE_LIMITER = trio.CapacityLimiter(1)  # /proc and control groups
 
 Owners = Mapping[str, tuple[ProcessIdentity, ...]]
@@ -187,12 +188,14 @@ class Observer:
                     available_bytes=card.free_bytes or Bytes(0),
                     seen_at_ms=self._cards.asked_at_ms,
                     residents=on_card,
+                    source=CARD_SOURCE,
                 )
         domains[self._ram] = Observation(
             capacity_bytes=memory.capacity_bytes,
             available_bytes=memory.available_bytes,
             seen_at_ms=seen_at,
             residents=held,
+            source=memory.source,
         )
         return domains
 

@@ -66,12 +66,16 @@ class HostPolicy:
 
 @attrs.frozen(kw_only=True)
 class Observation:
-    """One domain at one instant. `residents` maps an owner key to the bytes its recorded processes hold."""
+    """One domain at one instant. `residents` maps an owner key to the bytes its recorded processes hold.
+
+    `source`: what said so (`meminfo`, a control group, `nvml`), for people.
+    """
 
     capacity_bytes: Bytes
     available_bytes: Bytes
     seen_at_ms: Millis
     residents: Mapping[str, Bytes] = attrs.field(factory=dict)
+    source: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,8 @@ import trio
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, HostId, ProcessIdentity
 from capyctl.host import devices, identity
-from capyctl.host.cards import Nvml
+from capyctl.host.cards import Card as Row
+from capyctl.host.cards import Nvml, whole
 from capyctl.host.devices import Observer
 from capyctl.host.launch import check_room
 from capyctl.host.memory import Seen
@@ -263,6 +264,26 @@ async def test_a_driver_that_hangs_at_the_start_is_named(state: Path, monkeypatc
     with pytest.raises(Refusal, match="did not answer within") as refused:
         await Observer().discover()
     assert refused.value.code == "topology_unknown"
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "used"), [(24, 20, 5), (24, 25, 0), (0, 0, 0), (24, -1, 24)], ids=lambda figure: str(figure)
+)
+def test_a_sample_whose_figures_cannot_be_is_void_as_a_whole(total: int, free: int, used: int) -> None:
+    figures = {"total_bytes": total, "free_bytes": free, "used_bytes": used}
+    nonsense = Row(index=1, uuid="GPU-1", **{name: Bytes(amount * GIB) for name, amount in figures.items()})
+    sound = Row(index=0, uuid="GPU-0", total_bytes=Bytes(24 * GIB), free_bytes=Bytes(23 * GIB), used_bytes=Bytes(GIB))
+    assert whole((sound,)) == (sound,)
+    with pytest.raises(Refusal, match="card 1 reports") as refused:
+        whole((sound, nonsense))
+    assert refused.value.code == "topology_unknown"
+
+
+def test_used_and_free_are_read_one_after_another_and_may_be_a_little_more_than_there_is() -> None:
+    a_little = Row(
+        index=0, uuid="GPU-0", total_bytes=Bytes(24 * GIB), free_bytes=Bytes(20 * GIB), used_bytes=Bytes(4 * GIB + 1)
+    )
+    assert whole((a_little,)) == (a_little,)
 
 
 async def test_errors_of_the_whole_driver_leave_its_cards_unobserved(state: Path) -> None:
