@@ -211,12 +211,12 @@ class Bench:
                     found.append(process)
         return found
 
-    def charged(self, domain: str = "gpu0") -> int:
-        return sum(row["bytes"] for row in self.view()["ledger"] if row["domain"] == domain)
+    def charged(self) -> int:
+        return sum(row["bytes"] for row in self.view()["ledger"] if row["domain"] == "gpu0")
 
-    def epoch(self) -> str:
-        """It is another one after every change of the ledger."""
-        return str(self.here.manage("GET", "/snapshot")["ledger"]["epoch"])
+    def ledger(self) -> dict[str, Any]:
+        """The whole of it; `epoch` is another one after every change."""
+        return dict(self.here.manage("GET", "/snapshot")["ledger"])
 
     def used(self) -> int:
         return self.here.cards.used(0) - self.foreign
@@ -402,24 +402,28 @@ class Bench:
     def _watched(self, cell: Cell) -> Iterator[None]:
         """Compare card and ledger again and again: nothing is used that was not charged, nor is a copy forgotten.
 
-        Two readings of one thing each are compared only when the ledger stood still around them.
+        What is used is compared only with a ledger that stood still around the reading.
         """
         over = threading.Event()
         worst = [0, 0, 0]
         uncopied: set[int] = set()
 
         def look() -> None:
+            before = ""
             while not over.wait(0.1):
                 try:
-                    before = self.epoch()
-                    used, charged, in_ram = self.used(), self.charged(), self.charged("system")
-                    stood = self.epoch() == before
+                    used, ledger = self.used(), self.ledger()
                 except (OSError, ValueError, KeyError, AssertionError):  # the role is down
+                    before = ""
                     continue
-                if stood and used - charged > worst[0]:
-                    worst[:] = [used - charged, used, charged]
-                if stood and charged and self.family in COPIES and in_ram < copy_of(COPIED_WEIGHTS):
-                    uncopied.add(in_ram)
+                charged = {"gpu0": 0, "system": 0}
+                for row in ledger["reservations"]:
+                    charged[row["domain"]] += int(row["bytes"])
+                stood, before = before == ledger["epoch"], ledger["epoch"]
+                if stood and used - charged["gpu0"] > worst[0]:
+                    worst[:] = [used - charged["gpu0"], used, charged["gpu0"]]
+                if stood and charged["gpu0"] and self.family in COPIES and charged["system"] < copy_of(COPIED_WEIGHTS):
+                    uncopied.add(charged["system"])
 
         thread = threading.Thread(target=look)
         thread.start()
