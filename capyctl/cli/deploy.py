@@ -172,7 +172,7 @@ def checkpoint_of(view: dict[str, Any]) -> tuple[str, str]:
     if state == "materializing":
         return "pending", f"being downloaded: {progress.downloaded(checkpoint.get('download') or {})}"
     if state in ("pending", "measuring", ""):
-        return "pending", "being measured"
+        return "pending", progress.being_measured(checkpoint)
     return state, f"{state}: {checkpoint.get('reason')}" if checkpoint.get("reason") else state
 
 

@@ -149,6 +149,40 @@ def downloaded(download: Mapping[str, Any]) -> str:
     return f"{amount(done)} of {amount(int(total))} ({share} %){', verifying' if phase == 'verifying' else ''}"
 
 
+def being_measured(checkpoint: Mapping[str, Any]) -> str:
+    """`being measured: 1.2 GiB of 4.5 GiB (27 %)`; without the figures while nobody has said how much it is."""
+    read = checkpoint.get("measured") or {}
+    return f"being measured: {downloaded(read)}" if read.get("total_bytes") else "being measured"
+
+
+def watch_measurement(
+    management: Management, identity: str, name: str, change: Callable[[str], None], ends: float
+) -> None:
+    """Return once the deployment's files are not being measured any more, or at `ends`, a monotonic time.
+
+    Says how far it is: in the spinner's line on a terminal, in lines of its own elsewhere.
+    """
+    told_at, told = time.monotonic(), ""
+    for pause in pauses():
+        now = time.monotonic()
+        checkpoint = management.deployment(identity).get("checkpoint") or {}
+        if checkpoint.get("state") not in ("pending", "measuring") or now >= ends:
+            return
+        read = checkpoint.get("measured") or {}
+        if read.get("total_bytes"):
+            text = downloaded(read)
+            change(f"Measuring {name} {_bar(int(read['done_bytes']), int(read['total_bytes']))} {text}")
+            if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
+                told_at, told = now, text
+                note(f"Measuring {name}: {text}")
+        time.sleep(min(pause, max(0.0, ends - now)))
+
+
+def _bar(done: int, total: int) -> str:
+    filled = min(BAR, BAR * done // max(1, total))
+    return f"{'━' * filled}{'╌' * (BAR - filled)}"
+
+
 def watch_download(
     management: Management, view: Mapping[str, Any], change: Callable[[str], None], ends: float
 ) -> dict[str, Any]:
@@ -181,8 +215,7 @@ def watch_download(
             first = first or (now, done)
             rate = (done - first[1]) / (now - first[0]) if now - first[0] >= 1 else 0.0
             text += f", {amount(int(rate))}/s" if rate >= 1 else ""
-            filled = min(BAR, BAR * done // max(1, int(total)))
-            change(f"Downloading {name} {'━' * filled}{'╌' * (BAR - filled)} {text}")
+            change(f"Downloading {name} {_bar(done, int(total))} {text}")
         if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
             told_at, told = now, text
             note(f"Downloading {name}: {text}")
@@ -240,6 +273,9 @@ def until_accepted(
                 note(f"{text} (at most {limit_s}s)")
             if time.monotonic() - began[refusal.code] >= limit_s:
                 raise
+            if refusal.code == "checkpoint_digest_pending":
+                with spinner(f"Measuring {name}") as change:
+                    watch_measurement(management, str(view["id"]), name, change, began[refusal.code] + limit_s)
             time.sleep(pause)
     raise AssertionError("pauses never end")
 

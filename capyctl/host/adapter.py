@@ -6,7 +6,7 @@ of one engine is `capyctl.engines.adapter`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,8 +59,14 @@ class Measured(Protocol):
 class Checkpoints(Protocol):
     """Blocking; the host calls it in a thread. A cache of stat identities is theirs."""
 
-    def measure(self, model_dir: Path, document: Mapping[str, Any]) -> Measured:
-        """Digest the directory and read its headers. Raises: Refusal `checkpoint_unusable`, `not_found`, …"""
+    def measure(
+        self, model_dir: Path, document: Mapping[str, Any], progress: Callable[[int, int], None] | None = None
+    ) -> Measured:
+        """Digest the directory and read its headers. Raises: Refusal `checkpoint_unusable`, `not_found`, …
+
+        Args:
+          progress: told often, in the calling thread, how many bytes have been read of how many.
+        """
 
     def verify(self, model_dir: Path, digest: str) -> None:
         """P-DIGEST before a launch: stat identities, else a full rehash. Raises: Refusal `checkpoint_mismatch`."""

@@ -126,7 +126,7 @@ class HostAgent:
             watch=self._watch,
             grace_s=self.grace_s,
         )
-        self._materials = Materials(downloads=self.downloads, say=self._news.sample)
+        self._materials = Materials(downloads=self.downloads, journal=self.journal, say=self._news.sample)
         self._looks = Looks(
             state_dir=self.state_dir,
             journal=self.journal,
@@ -137,6 +137,7 @@ class HostAgent:
             parking=self._parking,
             ingress=self.ingress,
             watch=self._watch,
+            say=self._news.sample,
         )
 
     # --- lifetime --------------------------------------------------------------------------------------
@@ -228,6 +229,8 @@ class HostAgent:
                     return await self._looks.digest(command)
                 case m.MaterializeSource():
                     return await self._materials.materialize(command)
+                case m.PruneSources():
+                    return await self._materials.prune(command)
                 case m.StopMaterializing():
                     return self._materials.stop(command)
                 case m.ReadLoad():

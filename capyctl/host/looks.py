@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -31,12 +33,35 @@ from capyctl.session import messages as m
 IDLE_POLL_S = 0.5
 ABORT_S = 8.0  # until the engine has ended a request; a step of a large prompt takes seconds
 ABORT_AGAIN_S = 0.5
+DIGEST_TOLD_MS = 500  # between two reports of how far a digest is
 _log = logging.getLogger("capyctl.host.looks")
+
+
+@attrs.define
+class _Told:
+    """Says now and then how far a digest is, from the thread that makes it."""
+
+    command: str
+    say: Callable[[m.Report], None]
+    loop: trio.lowlevel.TrioToken
+    said_at_ms: int = 0
+
+    def hear(self, done: int, total: int) -> None:
+        now = now_ms()
+        if now - self.said_at_ms < DIGEST_TOLD_MS:
+            return
+        self.said_at_ms = now
+        report = m.DigestProgress(seen_at_ms=now, digest=self.command, done_bytes=Bytes(done), total_bytes=Bytes(total))
+        with suppress(trio.RunFinishedError):  # the role ended, and nobody waits for this thread
+            self.loop.run_sync_soon(self.say, report)
 
 
 @attrs.frozen(kw_only=True)
 class Looks:
-    """Answers to questions. It keeps no state of its own; `watch` has those watched that a probe was first to name."""
+    """Answers to questions. It keeps no state of its own.
+
+    `watch` has those watched that a probe was first to name; `say` sends a sample of how far a digest is, or drops it.
+    """
 
     state_dir: Path
     journal: Journal
@@ -47,6 +72,7 @@ class Looks:
     parking: Parking
     ingress: Ingress
     watch: Callable[[Engine], None]
+    say: Callable[[m.Report], None]
 
     async def probe(self, command: m.Probe) -> m.Result:
         """Is it still the recorded engine, and does it answer? Finds out; decides and signals nothing."""
@@ -146,9 +172,9 @@ class Looks:
     async def digest(self, command: m.DigestCheckpoint) -> m.Result:
         """Read a checkpoint's files: digest, sizes, facts. Raises: CapyError."""
         model_dir = self.launcher.model_dir(command.model)
-        measured = await trio.to_thread.run_sync(
-            self.checkpoints.measure, model_dir, command.document, limiter=FILES_LIMITER, abandon_on_cancel=True
-        )
+        told = _Told(command=command.command_id, say=self.say, loop=trio.lowlevel.current_trio_token())
+        measure = partial(self.checkpoints.measure, model_dir, command.document, told.hear)
+        measured = await trio.to_thread.run_sync(measure, limiter=FILES_LIMITER, abandon_on_cancel=True)
         return m.Checkpoint(
             command_id=command.command_id,
             digest=measured.digest,

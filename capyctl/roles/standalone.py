@@ -229,7 +229,8 @@ async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall |
                 await outer.start(stopping.watch)
                 await outer.start(stopping.unless_it_fails, store.run)
                 services = _services(settings, credentials, driver, world, store, desk, here, clock)
-                services.fetching = links.fetching.progress
+                services.fetching, services.sources = links.fetching.progress, links.fetching.sources
+                services.measuring = links.measuring.progress
                 await _serve(settings, form, stopping, services, links, here, leaving)
                 outer.cancel_scope.cancel()
     finally:

@@ -60,9 +60,11 @@ class HostLinks:
     links: dict[HostId, Link] = attrs.field(factory=dict)
     downloads: dict[HostId, str | None] = attrs.field(factory=dict)  # where each host keeps what it downloads
     fetching: Fetching = attrs.field(init=False)
+    measuring: Measuring = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.fetching = Fetching(self.book, self.clock, self._call)
+        self.measuring = Measuring(book=self.book, clock=self.clock, call=self._call, downloads_root=self.downloads.get)
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -287,7 +289,7 @@ class HostLinks:
 
     async def measure(self, order: orders.Measure) -> events.Event:
         """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
-        return await self._measuring().measure(order)
+        return await self.measuring.measure(order)
 
     async def fetch(self, order: orders.Measure) -> events.Event | None:
         """Have what a revision is downloaded from on its hosts; None once one of them has it."""
@@ -299,10 +301,7 @@ class HostLinks:
 
     async def verify(self, order: orders.VerifyStart) -> events.Event:
         """Ask a host whether a start could begin there."""
-        return await self._measuring().verify(order)
-
-    def _measuring(self) -> Measuring:
-        return Measuring(book=self.book, clock=self.clock, call=self._call, downloads_root=self.downloads.get)
+        return await self.measuring.verify(order)
 
     async def prune_logs(self, order: orders.PruneLogs) -> None:
         """Have a host delete the logs of deployments that are no more. Raises: CapyError when it did not."""
@@ -373,6 +372,9 @@ def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable
     def hear(report: m.Report) -> None:
         if isinstance(report, m.SourceProgress):
             links.fetching.heard(report)
+            return
+        if isinstance(report, m.DigestProgress):
+            links.measuring.heard(report)
             return
         event = links.heard(report)
         if event is not None:

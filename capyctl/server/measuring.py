@@ -26,7 +26,16 @@ from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.session import messages as m
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(eq=False)
+class _Asked:
+    """One digest that a host makes, and what was last heard of it."""
+
+    deployment: DeploymentId
+    host: HostId
+    seen: m.DigestProgress | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
 class Measuring:
     """Asks hosts about the files of a revision. `book` is read, never written; `call` raises as `hosts.Link.call`."""
 
@@ -34,6 +43,7 @@ class Measuring:
     clock: Clock
     call: Callable[[HostId, m.Command], Awaitable[m.Result]]
     downloads_root: Callable[[HostId], str | None]
+    _asked: dict[str, _Asked] = attrs.field(init=False, factory=dict)
 
     async def measure(self, order: orders.Measure) -> events.Event:
         """Digest the checkpoint on the allowed hosts and resolve the revision on each of them."""
@@ -100,13 +110,32 @@ class Measuring:
             model=here.model,
             document=here.document,
         )
-        match await self.call(host, command):
+        self._asked[command.command_id] = _Asked(order.deployment, host)
+        try:
+            answer = await self.call(host, command)
+        finally:
+            self._asked.pop(command.command_id, None)
+        match answer:
             case m.Checkpoint() as checkpoint:
                 return checkpoint
             case m.Refused() as refused:
                 raise Refusal(refused.code, refused.message)
             case other:
                 raise Refusal("internal", f"host {host} answered DigestCheckpoint with {type(other).__name__}")
+
+    def heard(self, report: m.DigestProgress) -> None:
+        """How far a digest is."""
+        asked = self._asked.get(report.digest)
+        if asked is not None:
+            asked.seen = report
+
+    def progress(self, deployment: DeploymentId) -> list[dict[str, Any]]:
+        """What is read of a deployment's files now, a row per host that has said how much it is."""
+        return [
+            {"host_id": asked.host, "done_bytes": asked.seen.done_bytes, "total_bytes": asked.seen.total_bytes}
+            for asked in self._asked.values()
+            if asked.deployment == deployment and asked.seen is not None
+        ]
 
     def _policy(self, host: HostId) -> HostPolicy:
         row = self.book.hosts.get(host)

@@ -59,6 +59,7 @@ COMMANDS: Final[Mapping[type, str]] = {
     messages.DigestCheckpoint: "digest_checkpoint",
     messages.MaterializeSource: "materialize_source",
     messages.StopMaterializing: "stop_materializing",
+    messages.PruneSources: "prune_sources",
     messages.PruneLogs: "prune_logs",
     messages.ReadLoad: "read_load",
     messages.ReadMemory: "read_memory",
@@ -81,6 +82,7 @@ RESULTS: Final[Mapping[type, str]] = {
     messages.ProbeResult: "probe_result",
     messages.Checkpoint: "checkpoint",
     messages.Materialized: "materialized",
+    messages.Sources: "sources",
     messages.Inventory: "inventory",
 }
 
@@ -92,6 +94,7 @@ REPORTS: Final[Mapping[type, str]] = {
     messages.Domains: "domains",
     messages.ProfilesChanged: "profiles_changed",
     messages.SourceProgress: "source_progress",
+    messages.DigestProgress: "digest_progress",
 }
 
 Message = messages.Command | messages.Result | messages.Report

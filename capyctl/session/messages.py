@@ -167,6 +167,16 @@ class StopMaterializing(Command):
 
 
 @attrs.frozen(kw_only=True)
+class PruneSources(Command):
+    """Say what is downloaded; with `kept`, remove what lies at no kept place, runs nowhere and is not being fetched.
+
+    Result: Sources, of all, or of what was removed | Refused.
+    """
+
+    kept: tuple[str, ...] | None = None  # places below the download directory
+
+
+@attrs.frozen(kw_only=True)
 class ReadLoad(Command):
     """Read that engine's gauges now instead of when it is due; a LoadReport says what they read. Result: Done."""
 
@@ -324,6 +334,20 @@ class Materialized(Result):
 
 
 @attrs.frozen(kw_only=True)
+class Source:
+    """A download on a host. Not `complete`: what has arrived of it."""
+
+    place: str
+    bytes: int
+    complete: bool
+
+
+@attrs.frozen(kw_only=True)
+class Sources(Result):
+    sources: tuple[Source, ...]
+
+
+@attrs.frozen(kw_only=True)
 class Profile:
     """One published engine installation, as lists show it."""
 
@@ -409,6 +433,15 @@ class SourceProgress(Report):
     phase: str
     done_bytes: Bytes
     total_bytes: Bytes | None
+
+
+@attrs.frozen(kw_only=True)
+class DigestProgress(Report):
+    """How many of the bytes that one DigestCheckpoint has to read have been read."""
+
+    digest: str
+    done_bytes: Bytes
+    total_bytes: Bytes
 
 
 @attrs.frozen(kw_only=True)

@@ -106,6 +106,46 @@ def test_a_terminal_shows_a_bar_with_the_rate(at_once: None, monkeypatch: pytest
     ]
 
 
+def measuring(done: int, total: int = 4 << 30) -> dict[str, Any]:
+    return {"state": "measuring", "measured": {"done_bytes": done, "total_bytes": total}}
+
+
+def test_a_start_waits_for_the_digest_and_says_how_far_it_is(at_once: None, capsys: pytest.CaptureFixture[str]):
+    role = Role({"state": "pending"}, {"state": "pending"}, measuring(1 << 30), measuring(3 << 30), MEASURED)
+    receipt = progress.until_accepted(refused_until("checkpoint_digest_pending"), "m", {"id": "D"}, role)  # type: ignore[arg-type]
+    assert receipt == {"operation_id": "O"}
+    assert capsys.readouterr().err.splitlines() == [
+        "Waiting for the checkpoint digest of m to be measured (at most 900s)",
+        "Measuring m: 1.0 GiB of 4.0 GiB (25 %)",
+        "Measuring m: 3.0 GiB of 4.0 GiB (75 %)",
+    ]
+
+
+def test_a_digest_that_takes_longer_than_its_bound_ends_the_wait(at_once: None, monkeypatch: pytest.MonkeyPatch):
+    clock = iter(range(0, 100_000, 400))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(progress.time, "sleep", lambda seconds: None)
+    codes = ["checkpoint_digest_pending"] * 9
+    with pytest.raises(CapyError) as caught:
+        progress.until_accepted(refused_until(*codes), "m", {"id": "D"}, Role(measuring(1)))  # type: ignore[arg-type]
+    assert caught.value.code == "checkpoint_digest_pending"
+
+
+def test_a_terminal_shows_a_bar_of_what_was_read(at_once: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    drawn: list[str] = []
+    role = Role({"state": "measuring"}, measuring(2 << 30), MEASURED)
+    progress.watch_measurement(role, "D", "m", drawn.append, 1e12)  # type: ignore[arg-type]
+    assert drawn == [f"Measuring m {'━' * 12}{'╌' * 12} 2.0 GiB of 4.0 GiB (50 %)"]
+
+
+def test_status_shows_how_far_a_digest_is(shell: Shell, role: FakeRole):
+    role.add("m", checkpoint={**measuring(1 << 30), "reason": "an older failure"})
+    role.add("n", checkpoint={"state": "pending"})
+    assert "  Checkpoint   being measured: 1.0 GiB of 4.0 GiB (25 %)\n" in shell("status", "deployment", "m").out
+    assert "  Checkpoint   being measured\n" in shell("status", "deployment", "n").out
+
+
 def test_status_shows_a_download(shell: Shell, role: FakeRole):
     role.add("m", checkpoint={**coming(3 << 30, 6 << 30), "reason": "an older failure"})
     assert "  Checkpoint   being downloaded: 3.0 GiB of 6.0 GiB (50 %)\n" in shell("status", "deployment", "m").out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,9 @@ class Measured:
 
 
 class FakeCheckpoints:
-    def measure(self, model_dir: Path, document: Mapping[str, Any]) -> Measured:
+    def measure(
+        self, model_dir: Path, document: Mapping[str, Any], progress: Callable[[int, int], None] | None = None
+    ) -> Measured:
         return Measured("sha256:00", sum(f.stat().st_size for f in model_dir.iterdir()), {"layers": 1})
 
     def verify(self, model_dir: Path, digest: str) -> None:
