@@ -63,6 +63,10 @@ def config(
     kind, document = kinds.check(raw, file, set or ())
     if host:
         raise Refusal("invalid_config", f"--host is for deployments; {file} is a {kind} document")
+    if kind == "standalone":
+        from capyctl.documents.standalone import check_release
+
+        check_release(document)
     if common.as_json:
         plain = json.loads(strict.canonical(document))
         emit_json({"valid": True, "file": file, "kind": kind, "document": plain})

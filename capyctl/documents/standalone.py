@@ -38,6 +38,7 @@ from capyctl.documents.blocks import (
 )
 from capyctl.documents.scalars import AbsolutePath, Name
 from capyctl.documents.strict import Wrong
+from capyctl.errors import Refusal
 from capyctl.units import Auto, Growth, Limit, Percent, Size
 
 _DERIVED = "it is derived from the machine on standalone; leave it out"
@@ -165,6 +166,17 @@ class Standalone:
                     ("host", "resource_policy", "endpoint_port_range"),
                     f"is {low.start}-{low.end}, which holds a listener's port, {address.port}",
                 )
+
+
+def check_release(document: Standalone) -> None:
+    """Refuse what this release would otherwise silently not do: promises about privacy.
+
+    A start does it, and `validate config`; reading a document for anything else does not. Raises: Refusal.
+    """
+    if document.host.engine_logs == "memory" or document.host.retention == "zero":
+        raise Refusal(
+            "unsupported", "host.engine_logs: memory and host.retention: zero are not in this release; logs are files"
+        )
 
 
 def parse_standalone(text: str | bytes | dict[str, Any], source: str) -> Standalone:

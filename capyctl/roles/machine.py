@@ -20,6 +20,7 @@ from capyctl.checkpoints.digest import StatCache
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents import places
 from capyctl.documents.settings import StandaloneSettings
+from capyctl.documents.standalone import check_release
 from capyctl.downloads.door import Door
 from capyctl.downloads.fetch import Fetcher, Room
 from capyctl.downloads.listing import Asking
@@ -247,9 +248,6 @@ def check_this_release(settings: StandaloneSettings) -> None:
     for word in half.local_engine.installations:
         if word not in FAMILIES:
             raise Refusal("unsupported", f"host.local_engine.{word}: this release runs {', '.join(FAMILIES)} only")
-    if half.engine_logs == "memory" or half.retention == "zero":
-        raise Refusal(
-            "unsupported", "host.engine_logs: memory and host.retention: zero are not in this release; logs are files"
-        )
+    check_release(settings.document)
     if settings.debug_engine_logs:
         raise Refusal("unsupported", "--debug-engine-logs is not in this release; engine logs are redacted")

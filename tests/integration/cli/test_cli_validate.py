@@ -252,6 +252,16 @@ def test_host_documents_are_matched_by_name(validate: Command) -> None:
     assert "--host is for deployments" in validate(a, "--host", b).err
 
 
+def test_a_role_document_is_checked_as_its_start_would(validate: Command) -> None:
+    plain = {"schema_version": 1, "kind": "standalone", "name": "local"}
+    assert validate(write("s.yaml", plain)).out == "s.yaml is a valid standalone document\n"
+    low = validate("s.yaml", "--set", "host.resource_policy.queue.request_deadline=1")
+    assert (low.status, "--set host.resource_policy.queue.request_deadline" in low.err) == (2, True)
+    kept = validate(write("s.yaml", {**plain, "host": {"engine_logs": "memory"}}))
+    assert (kept.status, kept.err.startswith("error [unsupported]: host.engine_logs: memory")) == (5, True)
+    assert validate("s.yaml", "--set", "host.engine_logs=file").status == 0
+
+
 def test_files_that_are_no_documents_are_named_in_one_line(validate: Command) -> None:
     Path("adir").mkdir()
     Path("binary.yaml").write_bytes(bytes(range(256)))

@@ -1,0 +1,51 @@
+"""Single lines of `status deployment`: what keeps a model from parking, and its parsers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capyctl.cli.status import applying, parser_line, residency_line
+
+
+@pytest.mark.parametrize(
+    ("residency", "reason", "shown"),
+    [
+        ("restart_only", "this host opted out: x", {"Residency": "restart_only: this host opted out: x"}),
+        ("restart_only", "llama.cpp cannot park", {}),
+        ("restart_only", None, {}),
+        ("deep", "the document states it", {}),
+    ],
+)
+def test_only_what_keeps_an_engine_that_parks_from_parking_is_a_line(
+    residency: str, reason: str | None, shown: dict[str, str]
+) -> None:
+    assert residency_line({"residency": residency, "residency_reason": reason}) == shown
+
+
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "line"),
+    [
+        (("hermes", "declared"), ("none", "off"), "tool calls hermes (declared), reasoning none (turned off)"),
+        (
+            ("hermes", "model_family"),
+            ("none", "unsupported"),
+            "tool calls hermes (by model family), reasoning none (its chat template has none)",
+        ),
+        (
+            ("none", "unknown_family"),
+            ("none", "extra_args"),
+            "tool calls none (no default for this model family), reasoning none (extra_args say it)",
+        ),
+        (("x", "newer"), ("y", "host_fixed"), "tool calls x (newer), reasoning y (the host's arguments say it)"),
+    ],
+)
+def test_a_parser_is_shown_with_where_it_comes_from(tool: Any, reasoning: Any, line: str) -> None:
+    parsers = {
+        "reasoning": {"name": reasoning[0], "source": reasoning[1]},
+        "tool_call": {"name": tool[0], "source": tool[1]},
+    }
+    assert parser_line(parsers) == line
+    assert applying({"parsers": parsers})["Parsers"] == line
+    assert "Parsers" not in applying({"parsers": None})
