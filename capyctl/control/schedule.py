@@ -24,10 +24,10 @@ from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
 from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, estimates, forecast, placement
+from capyctl.ledger import admission, asks, cards, estimates, forecast, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
-from capyctl.ledger.placement import Nowhere
+from capyctl.ledger.placement import HOSTS_TOLD, Nowhere
 from capyctl.ledger.shortfall import Shortfall
 
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
@@ -247,19 +247,50 @@ def _starts(book: Book) -> None:
         owner = book.deployments[lane.deployment]
         if owner.state.gate is deployment.Gate.PENDING:
             continue  # the digest comes first; status says so
-        hosts = [host for host in owner.spec.hosts if host in owner.plans]
         open_hosts = usable(book, lane)
-        if not open_hosts:
-            if not hosts or all(host in book.hosts and book.hosts[host].draining for host in hosts):
-                lanes.tell(book, lane, _ineligible(book, lane, hosts))
-            continue  # a host that is merely away may come back before the start's own bound
-        place(book, lane, row, open_hosts)
+        if open_hosts:
+            place(book, lane, row, open_hosts)
+        elif all(host not in owner.plans or _is_draining(book, host) for host in owner.spec.hosts):
+            _ineligible(book, lane, final=True)
+        # a host that is merely away may come back before the start's own bound
 
 
-def _ineligible(book: Book, lane: Lane, hosts: list[HostId]) -> facts.NotPlaced:
-    names = ", ".join(f"{book.hosts[host].policy.name}: draining" for host in hosts if host in book.hosts)
-    reason = f"no host may take {book.deployments[lane.deployment].spec.name} ({names or 'none resolved it'})"
-    return facts.NotPlaced(now_ms=book.now_ms, code="host_ineligible", reason=reason, final=True)
+def _is_draining(book: Book, host: HostId) -> bool:
+    return host in book.hosts and book.hosts[host].draining
+
+
+def _ineligible(book: Book, lane: Lane, *, final: bool) -> None:
+    """No allowed host may take it, whatever room there is: every one of them with its reason, once."""
+    spec = book.deployments[lane.deployment].spec
+    told = [f"{_called(book, host)}: {_why_not(book, lane, host)}" for host in spec.hosts[:HOSTS_TOLD]]
+    if len(spec.hosts) > HOSTS_TOLD:
+        told.append(f"and {len(spec.hosts) - HOSTS_TOLD} more hosts")
+    reason = f"no host may take {spec.name} ({'; '.join(told)})"
+    if final or book.told_short.get(lane) != reason:
+        book.told_short[lane] = reason
+        switching.say_short(book, lane, "host_ineligible", reason, final=final)
+
+
+def _called(book: Book, host: HostId) -> str:
+    return book.hosts[host].policy.name if host in book.hosts else host
+
+
+def _why_not(book: Book, lane: Lane, host: HostId) -> str:
+    """Why an allowed host may not take it, in a few words."""
+    owner = book.deployments[lane.deployment]
+    if host not in owner.plans:
+        return "its files or its needs could not be settled there"
+    if host not in book.online:
+        return "not connected"
+    if _is_draining(book, host):
+        return "draining"
+    running = _running(book, lane)
+    seat = _seat(book, lane, host, running)
+    if not placement.has_a_place(seat, owner.spec.max_per_host):
+        return f"runs it {seat.instances} times, as often as placement.max_per_host allows"
+    ranks = len(cards.cards_of(seat.plan, book.hosts[host].policy))
+    few = cards.too_few(book.hosts[host].policy, cards.choice(seat.plan, book.hosts[host].policy, seat.named), ranks)
+    return few or "makes room for another model"
 
 
 def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None:
@@ -272,7 +303,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     tries = starts(book, lane, row, free)
     if not tries:
         if free and free == hosts:
-            _full(book, lane)
+            _ineligible(book, lane, final=not _runs_anywhere(book, lane))
         return
     verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
     match verdict:
@@ -336,22 +367,36 @@ def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> pla
     owner = book.deployments[lane.deployment]
     if row.wish is not None and row.wish.host is not None:
         hosts = [host for host in hosts if host == row.wish.host]
+    running = _running(book, lane)
+    seats = (_seat(book, lane, host, running) for host in hosts)
+    spec = owner.spec
+    return placement.candidates(book.ledger, lane.owner, seats, strategy=spec.strategy, max_per_host=spec.max_per_host)
+
+
+def _running(book: Book, lane: Lane) -> dict[HostId, int]:
+    """How often each host runs the deployment, this instance left out."""
     counts: dict[HostId, int] = {}
     for other, one in book.of(lane.deployment):
         if other != lane and one.run.host is not None and one.has_launch:
             counts[one.run.host] = counts.get(one.run.host, 0) + 1
-    seats = (
-        placement.Seat(
-            host=host,
-            plan=owner.plans[host],
-            instances=counts.get(host, 0),
-            named=owner.spec.devices,
-            last=row.plan if host == row.last_host else None,
-            previous=host == row.last_host,
-        )
-        for host in hosts
+    return counts
+
+
+def _runs_anywhere(book: Book, lane: Lane) -> bool:
+    """Others of the deployment run, so that their ends may make a place."""
+    return bool(_running(book, lane))
+
+
+def _seat(book: Book, lane: Lane, host: HostId, running: dict[HostId, int]) -> placement.Seat:
+    row, owner = book.instances[lane], book.deployments[lane.deployment]
+    return placement.Seat(
+        host=host,
+        plan=owner.plans[host],
+        instances=running.get(host, 0),
+        named=owner.spec.devices,
+        last=row.plan if host == row.last_host else None,
+        previous=host == row.last_host,
     )
-    return placement.candidates(book.ledger, lane.owner, seats, max_per_host=owner.spec.max_per_host)
 
 
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:
@@ -367,15 +412,6 @@ def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     if book.told_short.get(lane) != reason:
         book.told_short[lane] = reason
         switching.say_short(book, lane, nowhere.code, reason, final=nowhere.never)
-
-
-def _full(book: Book, lane: Lane) -> None:
-    """Every host has as many of its instances as it may: one of them has to go first."""
-    spec = book.deployments[lane.deployment].spec
-    reason = f"{spec.name} runs on every host as often as it may ({spec.max_per_host} per host)"
-    if book.told_short.get(lane) != reason:
-        book.told_short[lane] = reason
-        switching.say_short(book, lane, "host_ineligible", reason)
 
 
 def _fits(book: Book, lane: Lane) -> None:

@@ -7,6 +7,7 @@ import json
 import attrs
 
 from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
+from capyctl.ledger.placement import Strategy
 
 
 @attrs.frozen(kw_only=True)
@@ -42,6 +43,7 @@ class Spec:
     instances: int = 1
     hosts: tuple[HostId, ...] = ()  # allowed hosts, in preference order; never empty once accepted
     max_per_host: int | None = None
+    strategy: Strategy = Strategy.SPREAD
     devices: tuple[Device, ...] = ()  # that the document names; without one, placement chooses the card
     request_deadline_ms: Millis | None = None
 

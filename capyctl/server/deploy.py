@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import attrs
 
 from capyctl.checkpoints.residency import check_unmeasured
+from capyctl.checkpoints.sizing import SPLIT
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Http
@@ -23,6 +24,7 @@ from capyctl.engines.parking import provisional, residency_reason
 from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
+from capyctl.ledger.placement import Strategy
 from capyctl.ledger.types import HostPolicy
 from capyctl.units import Duration
 
@@ -61,6 +63,7 @@ def accept(
     _check_this_release(document)
     registered = profiles.registered(document.profile)
     check_deployment(document, registered)
+    _check_ranks(document, registered.engine)
     name = Name(registered.name)  # a family word is settled now: registering a second engine changes no deployment
     completed = attrs.evolve(document, engine=name, runtime_profile=name).completed()
     allowed = _allowed(completed, hosts)
@@ -88,6 +91,7 @@ def accept(
         instances=completed.instances,
         hosts=tuple(host.host for host in allowed),
         max_per_host=completed.placement.max_per_host,
+        strategy=Strategy(completed.placement.strategy),
         devices=tuple(Device(str(device)) for device in named),
         request_deadline_ms=_deadline(completed, request_deadline_ms),
     )
@@ -97,10 +101,29 @@ def _check_this_release(document: Deployment) -> None:
     for source in document.model.sources:
         if isinstance(source, Http) and source.archive is not None:
             raise Refusal("unsupported", f"{document.name}: model: archives are not unpacked; name one file")
-    if document.topology.ranks > 1 or len(document.devices) > 1:
-        raise Refusal("multi_gpu_unsupported", f"{document.name}: one instance uses one device in this release")
     if document.lmcache == "required":
         raise Refusal("capability_missing:lmcache", f"{document.name}: no engine of this release runs with LMCache")
+
+
+def _check_ranks(document: Deployment, family: str) -> None:
+    """An engine may span equal cards of one machine, one for each rank, where its family can."""
+    ranks, devices = document.topology.ranks, len(document.devices)
+    if ranks > 1 and family not in SPLIT:
+        raise Refusal(
+            "multi_gpu_unsupported",
+            f"{document.name}: topology: {family} runs on one device; leave topology out, or use {' or '.join(SPLIT)}",
+        )
+    if ranks > 1 and len(document.placement.hosts) > 1:
+        raise Refusal(
+            "unsupported",
+            f"{document.name}: topology: one instance runs on one machine in this release; name one host with `host`",
+        )
+    if devices > 1 and devices != ranks:
+        raise Refusal(
+            "multi_gpu_unsupported",
+            f"{document.name}: devices: names {devices} for {ranks} rank{'s' if ranks > 1 else ''}; "
+            f"state topology.tensor_parallel: {devices}, or one device for each rank",
+        )
 
 
 def _allowed(document: Deployment, hosts: Sequence[Allowed]) -> list[Allowed]:
