@@ -47,7 +47,7 @@ def settle(
             f"{document.name}: residency: {provisional.value}: {why}. Use residency: restart_only",
         )
     machine = machine_of(document, policy)
-    copy = host_copy_bytes(rank_weights(facts, document, family), Residency.HOST_BACKED) * len(machine.domains)
+    copy = _copy_bytes(facts, document, machine, family)
     if declared:
         if provisional is Residency.HOST_BACKED:
             check_host_backed(document, machine, policy.name, copy)
@@ -68,10 +68,16 @@ def reason(
         return _keeps_from_parking(facts, document, machine, policy.name, family) or "another host cannot park it"
     if not machine.card:
         return f"{policy.name} has one memory for GPU and CPU: a copy of the weights would free nothing"
-    may = f"{gib(room(machine))} may be parked in {machine.system or 'the RAM'} of {policy.name}"
-    if settled is Residency.HOST_BACKED:
-        return f"a copy of the weights fits: {may}"
-    return f"a copy of the weights does not fit, or not on every host: {may}"
+    needs, where = _copy_bytes(facts, document, machine, family) + HOST_OVERHEAD_BYTES, machine.system or "its RAM"
+    may = f"{gib(needs)} of {where} on {policy.name}, where {gib(room(machine))} may be parked"
+    if settled is Residency.DEEP and needs <= room(machine):
+        return "another host cannot hold a copy of the weights"
+    return f"a copy of the weights and the engine need {may}"
+
+
+def _copy_bytes(facts: Mapping[str, Any], document: Deployment, machine: Machine, family: str) -> int:
+    """What a copy of every rank's weights holds of the RAM."""
+    return host_copy_bytes(rank_weights(facts, document, family), Residency.HOST_BACKED) * len(machine.domains)
 
 
 def _keeps_from_parking(

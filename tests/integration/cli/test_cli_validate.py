@@ -114,7 +114,10 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
     assert lines["Host"] == "rack-a (rack-a.yaml)"
     assert lines["Profile"] == "vllm 0.32.0, revision 1 (rack-a.yaml)"
     assert lines["Devices"] == "gpu0 (host)"
-    assert lines["Residency"].startswith("host_backed (a copy of the weights fits: 20.0 GiB may be parked in system")
+    assert lines["Residency"] == (
+        "host_backed (a copy of the weights and the engine need 10.0 GiB of system on rack-a, "
+        "where 20.0 GiB may be parked)"
+    )
     assert lines["Parked"].endswith("(placeholder)")
     assert " on gpu0, " in lines["Ready"]
     assert "by model family" in lines["Parsers"]
