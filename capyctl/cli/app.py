@@ -32,6 +32,8 @@ COMMANDS: Final = (
     ("list", "deployments", "listing:deployments", "List deployments with their states."),
     ("list", "engines", "listing:engines", "List the engines that hosts offer."),
     ("list", "hosts", "listing:hosts", "List hosts with their memory and engines."),
+    ("list", "sources", "sources:listed", "List downloaded models and who uses them."),
+    ("prune", "sources", "sources:prune", "Show downloads that no deployment uses; --apply removes them."),
     ("list", "memory", "memory:memory", "Show every memory domain, its limits, and who holds what."),
     ("status", "deployment", "status:deployment", "Show a deployment: instances, what it waits for, what failed."),
     ("inspect", "deployment", "status:inspect_deployment", "Show the full record of a deployment."),
@@ -62,6 +64,7 @@ _ACTIONS: Final = {
     "validate": "Check documents.",
     "config": "Show settings.",
     "drain": "Stop every engine.",
+    "prune": "Remove what nobody uses.",
     "engine": "Register engine installations.",
 }
 

@@ -34,6 +34,7 @@ from capyctl.units import gib
 
 KEPT_FREE: Final = 1 << 30
 PARTS: Final = ".parts"
+PLACE: Final = "place"  # a file that says whose parts they are
 LOCKED_PAUSE_S: Final = 0.2
 
 
@@ -69,7 +70,7 @@ class Room:
         need = max(0, total - there)
         with self._lock:
             others = sum(max(0, coming()) for key, coming in self._coming.items() if key is not who)
-            used = _bytes_below(self.root / SOURCES) + others
+            used = bytes_below(self.root / SOURCES) + others
             if used + need > self.max_bytes:
                 raise Refusal(
                     "too_large",
@@ -99,7 +100,22 @@ class Room:
             self._coming.pop(who, None)
 
 
-def _bytes_below(directory: Path) -> int:
+def parts_of(root: Path, place: str) -> Path:
+    """Where the parts of a download are, whose complete files lie at `place`."""
+    return root / SOURCES / PARTS / hashlib.sha256(place.encode()).hexdigest()[:24]
+
+
+def place_noted(work: Path) -> str | None:
+    """Whose parts these are."""
+    try:
+        place = (work / PLACE).read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return place if parts_of(Path(), place).name == work.name else None
+
+
+def bytes_below(directory: Path) -> int:
+    """What the files below a directory take together, links not followed."""
     total = 0
     for place, _, names in os.walk(directory):
         for name in names:
@@ -133,14 +149,15 @@ class Fetcher:
         Raises: Refusal `not_materializable`, `unauthorized`, `not_found`, `too_large`, `insufficient_space`,
           `checkpoint_mismatch`, `checkpoint_unusable`, `unsafe_file`; Failure `unavailable`; door.Stopped.
         """
-        final = self.directory(source, wanted)
+        place = place_of(source, wanted)
+        final = self.room.root / place
         if final.is_dir():
-            _tidy(self._parts(source, wanted))
+            _tidy(parts_of(self.room.root, place))
             return final
         self._check_allowed(source)
         try:
-            work = self._parts(source, wanted)
-            with _locked(work, line, progress):
+            work = parts_of(self.room.root, place)
+            with _held(work, place, line, progress):
                 if not final.is_dir():  # whoever held the lock may have finished it
                     self._fetch(source, wanted, final, work, progress, line)
         except OSError as wrong:
@@ -155,10 +172,6 @@ class Fetcher:
                 f"this host downloads nothing of this kind (host.model_sources.{kind}: disabled). "
                 "Allow it, or name a directory",
             )
-
-    def _parts(self, source: HuggingFace | Http, wanted: Wanted) -> Path:
-        name = hashlib.sha256(place_of(source, wanted).encode()).hexdigest()[:24]
-        return self.room.root / SOURCES / PARTS / name
 
     def _fetch(
         self, source: HuggingFace | Http, wanted: Wanted, final: Path, work: Path, progress: Progress, line: Line
@@ -193,7 +206,7 @@ class Fetcher:
         def admit(total: int) -> None:
             """Reserve, once its size is known: before the first file, or by the server's answer for a lone file."""
             if progress.total_bytes is None:
-                begun = there + _bytes_below(work / "part")
+                begun = there + bytes_below(work / "part")
                 self.room.reserve(token, total, begun, lambda: total - progress.done_bytes, called)
                 progress.total_bytes = total
 
@@ -268,15 +281,20 @@ def sync(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(work: Path, line: Line, progress: Progress) -> Iterator[None]:
+def _held(work: Path, place: str, line: Line, progress: Progress) -> Iterator[None]:
     """Hold the source's parts. Whoever waits for another fetch of it shows that as the phase. Raises: Stopped."""
     while True:
         for directory in ("files", "part"):
             (work / directory).mkdir(parents=True, exist_ok=True)
-        with _lock(work) as held:
+        with locked(work) as held:
             if held:
                 progress.phase = "asking"
-                yield
+                (work / PLACE).write_text(place, "ascii")
+                try:
+                    yield
+                finally:
+                    if not any(bytes_below(work / name) for name in ("files", "part")):
+                        shutil.rmtree(work, ignore_errors=True)  # there is nothing to go on from
                 return
         progress.phase = "waiting"
         line.stopped.wait(LOCKED_PAUSE_S)
@@ -284,7 +302,7 @@ def _locked(work: Path, line: Line, progress: Progress) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(work: Path) -> Iterator[bool]:
+def locked(work: Path) -> Iterator[bool]:
     """Try to hold a directory; the system lets go of it with the process. False: somebody does, or it is gone."""
     descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -301,6 +319,6 @@ def _lock(work: Path) -> Iterator[bool]:
 def _tidy(work: Path) -> None:
     """Remove what a kill between the last two steps of a fetch left."""
     if work.is_dir():
-        with _lock(work) as held:
+        with locked(work) as held:
             if held:
                 shutil.rmtree(work, ignore_errors=True)

@@ -15,10 +15,12 @@ import trio
 from capyctl.checkpoints.sources import fetched
 from capyctl.clock import now_ms
 from capyctl.documents.deployment import parse_deployment
+from capyctl.downloads import kept
 from capyctl.downloads.part import Progress
 from capyctl.downloads.shared import Downloads
-from capyctl.errors import Refusal
+from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import Bytes
+from capyctl.host.journal import Journal
 from capyctl.session import messages as m
 
 
@@ -27,6 +29,7 @@ class Materials:
     """Fetches what commands name. `say` sends a sample of how far it is, or drops it."""
 
     downloads: Downloads | None
+    journal: Journal
     say: Callable[[m.Report], None]
     _scopes: dict[str, trio.CancelScope] = attrs.field(factory=dict)
 
@@ -59,6 +62,31 @@ class Materials:
         if scope.cancelled_caught:
             raise Refusal("deployment_stopped", "its download was stopped; what has arrived is kept for the next start")
         return m.Materialized(command_id=command.command_id, paths=tuple(str(path) for path in paths))
+
+    async def prune(self, command: m.PruneSources) -> m.Result:
+        """Show what is downloaded, or remove what nobody keeps. Raises: Failure when a file cannot be removed."""
+        if self.downloads is None:
+            return m.Sources(command_id=command.command_id, sources=())
+        root = self.downloads.root
+        try:
+            if command.kept is None:
+                found = await trio.to_thread.run_sync(kept.present, root)
+            else:
+                places = {*command.kept, *await self._running(root)}
+                found = await trio.to_thread.run_sync(kept.prune, root, places)
+        except OSError as wrong:
+            raise Failure("internal", f"{wrong.filename or root}: {wrong.strerror or wrong}") from wrong
+        rows = tuple(m.Source(place=one.place, bytes=one.bytes, complete=one.complete) for one in found)
+        return m.Sources(command_id=command.command_id, sources=rows)
+
+    async def _running(self, root: Path) -> set[str]:
+        """Places that a launch on record here names: an older revision may still run from them."""
+        named: set[str] = set()
+        for record in await self.journal.launches():
+            model = record.command.document.get("model") or {}
+            paths = [record.command.model, *((model.get(name) or {}).get("path") for name in ("source", "draft"))]
+            named |= {path for path in paths if isinstance(path, str)}
+        return {path.removeprefix(f"{root}/") for path in named}
 
     def stop(self, command: m.StopMaterializing) -> m.Result:
         """Call off one command. It may have ended by itself."""

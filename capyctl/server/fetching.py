@@ -104,6 +104,34 @@ class Fetching:
                 except CapyError as wrong:  # it is fetched for nobody, and is there for whoever wants it next
                     log.debug("fetch.goes_on", deployment=deployment, why=wrong.message)
 
+    async def sources(self, host: HostId, *, prune: bool = False) -> list[dict[str, Any]]:
+        """What a host has downloaded, with the deployments that refer to it; with `prune` what was removed of it.
+
+        Raises: CapyError.
+        """
+        users: dict[str, list[str]] = {}
+        for row in self.book.deployments.values():
+            document = deployment_of(row.spec)
+            for source, wanted in sources.fetched(document, row.spec.traits.family):
+                users.setdefault(sources.place_of(source, wanted), []).append(row.spec.name)
+        command = m.PruneSources(command_id=f"sources:{host}@{self.clock()}", kept=tuple(users) if prune else None)
+        match await self.call(host, command):
+            case m.Sources() as found:
+                return [
+                    {
+                        "host_id": host,
+                        "place": one.place,
+                        "bytes": str(one.bytes),
+                        "complete": one.complete,
+                        "deployments": sorted(users.get(one.place, ())),
+                    }
+                    for one in found.sources
+                ]
+            case m.Refused() as refused:
+                raise Refusal(refused.code, refused.message)
+            case other:
+                raise Refusal("internal", f"host {host} answered PruneSources with {type(other).__name__}")
+
     def heard(self, report: m.SourceProgress) -> None:
         """How far one of them is."""
         asked = self._asked.get(report.materialize)

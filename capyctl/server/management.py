@@ -150,6 +150,13 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
         query()
         return answer({"engines": services.engines()})
 
+    async def model_sources() -> Response:
+        asked = query("host", "deployment")
+        rows = await services.model_sources()
+        host, deployment = asked.get("host"), asked.get("deployment")
+        rows = [row for row in rows if host in (None, row["host_id"])]
+        return answer({"sources": [row for row in rows if deployment is None or deployment in row["deployments"]]})
+
     async def load() -> Response:
         asked = query("deployment")
         return answer(services.load(asked.get("deployment")))
@@ -189,6 +196,7 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
     get("/hosts", list_hosts)
     get("/hosts/<identity>", one_host)
     get("/engines", list_engines)
+    get("/model-sources", model_sources)
     get("/metrics/load", load)
     get("/usage", memory_usage)
     get("/installation", installation)
@@ -303,6 +311,12 @@ def _commands(app: QuartTrio, services: Services, door: Door) -> None:
             events.DrainAsked(command=command, host=HostId(identity), undrain=undrain, now_ms=services.clock())
         )
 
+    async def prune_sources() -> Response:
+        query()
+        await body_of(())
+        return answer({"removed": await services.model_sources(prune=True)})
+
+    rule("/model-sources/prune", prune_sources, "POST")
     rule("/deployments", create_deployment, "POST")
     rule("/deployments/<identity>", revise_deployment, "PUT")
     rule("/deployments/<identity>/actions", act_on_deployment, "POST")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
@@ -36,6 +36,13 @@ REDACTED: Final = "<redacted>"
 DRAIN_LIMIT_S: Final = 900.0
 DRAIN_AGAIN_S: Final = 30.0
 """Between two drains of a profile: what was on its way to a start when it was withdrawn is stopped by the next."""
+
+
+class AskSources(Protocol):
+    """Asks a host what it has downloaded, or to remove what nobody refers to. Raises: CapyError."""
+
+    async def __call__(self, host: HostId, *, prune: bool = False) -> list[dict[str, Any]]: ...
+
 
 LogTail = Callable[[Lane, int], Awaitable[str]]
 """(lane, KiB) -> the last lines of its engine's log, redacted. Raises FileNotFoundError when there is none."""
@@ -73,6 +80,7 @@ class Services:
     announce_profiles: Callable[[], None]
     fetching: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
     """What is downloaded for a deployment now, a row per host."""
+    sources: AskSources | None = None
     measuring: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
     """What is read of a deployment's files for their digest now, a row per host."""
     facts: RoleFacts | None = None
@@ -171,6 +179,10 @@ class Services:
         if deployment is not None and deployment not in book.deployments:
             raise Refusal("not_found", f"there is no deployment {deployment}")
         return usage.usage(self.world, self.clock(), host=host, deployment=deployment)
+
+    async def model_sources(self, *, prune: bool = False) -> list[dict[str, Any]]:
+        """What is downloaded here; with `prune` what was removed, since no deployment refers to it."""
+        return [] if self.sources is None else await self.sources(self.host, prune=prune)
 
     def engines(self) -> list[dict[str, Any]]:
         """Published profiles, and which deployments use them."""

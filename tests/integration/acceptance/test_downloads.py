@@ -82,8 +82,7 @@ def test_a_model_of_a_hub_answers_after_a_kill_in_the_middle_of_its_download(bui
         assert {one.headers.get("authorization") for one in hub.to("cdn")} == {None}
 
         hub.seen.clear()
-        twin = machine.write("twin.json", json.dumps({**document, "name": "twin"}))
-        machine.ok("deploy", "model", "--file", twin)
+        machine.manage("POST", "/deployments", {"config": {**document, "name": "twin"}})
         until(lambda: machine.view("twin")["checkpoint"]["state"] == "measured", what="the twin's checkpoint")
         assert not hub.seen, "two deployments of one source share one download"
 
@@ -91,3 +90,13 @@ def test_a_model_of_a_hub_answers_after_a_kill_in_the_middle_of_its_download(bui
         for path in kept:
             if path.stat().st_size < 50 << 20:
                 assert TOKEN.encode() not in path.read_bytes(), path
+
+        assert machine.ok("list", "sources").out.split()[-5:] == [
+            *(f"huggingface/{REPO}/{COMMIT}/gguf", "93.8", "MiB", "complete", "smol,twin"),
+        ]
+        machine.act("twin", "delete")
+        assert machine.manage("POST", "/model-sources/prune", {})["removed"] == [], "smol runs from it"
+        machine.act("smol", "delete", stop=True)
+        pruned = machine.ok("prune", "sources", "--apply")
+        assert pruned.out.endswith("93.8 MiB removed.\n")
+        assert not directory.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -21,6 +22,7 @@ from capyctl.host.materials import Materials
 from capyctl.session import messages as m
 
 FILES = Wanted(kind="files")
+JOURNAL: Any = None  # downloads are on no record; only a prune reads one
 
 
 def source(number: int) -> Http:
@@ -182,7 +184,7 @@ DOCUMENT = {
 async def test_a_command_has_every_source_and_says_how_far_it_is(slow: Slow):
     said: list[m.Report] = []
     slow.go.set()
-    materials = Materials(downloads=made(slow), say=said.append)
+    materials = Materials(downloads=made(slow), journal=JOURNAL, say=said.append)
     result = await materials.materialize(m.MaterializeSource(command_id="c", document=DOCUMENT, family="llamacpp"))
     assert result == m.Materialized(command_id="c", paths=(str(slow.root / ("a" * 64)),))
     assert materials.root == str(slow.root)
@@ -190,7 +192,7 @@ async def test_a_command_has_every_source_and_says_how_far_it_is(slow: Slow):
 
 async def test_a_command_that_is_called_off_says_so_and_another_one_of_the_source_goes_on(slow: Slow):
     said: list[m.Report] = []
-    materials = Materials(downloads=made(slow), say=said.append)
+    materials = Materials(downloads=made(slow), journal=JOURNAL, say=said.append)
     results: dict[str, object] = {}
 
     async def ask(identity: str) -> None:
@@ -218,7 +220,7 @@ async def test_a_command_that_is_called_off_says_so_and_another_one_of_the_sourc
 
 
 async def test_a_host_without_downloads_refuses_them():
-    materials = Materials(downloads=None, say=lambda _: None)
+    materials = Materials(downloads=None, journal=JOURNAL, say=lambda _: None)
     with pytest.raises(Refusal, match="downloads no models"):
         await materials.materialize(m.MaterializeSource(command_id="c", document=DOCUMENT, family="llamacpp"))
     assert materials.root is None
