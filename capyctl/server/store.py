@@ -321,6 +321,9 @@ class Store:
         self._some, self._urgent = trio.Event(), trio.Event()
         if not (batch.entries or batch.requests or batch.finished):
             return
+        # From here on, not once it is written: what ends while this batch is on its way is in the file all the same.
+        for record in batch.requests.values():
+            (self._side_keys.discard if record.value is None else self._side_keys.add)(record.key)
         failed = self._failed
         if failed is None:
             try:
@@ -391,8 +394,6 @@ class Store:
             write.execute(
                 "DELETE FROM finished WHERE number <= (SELECT max(number) FROM finished) - ?", (FINISHED_MAX,)
             )
-        for record in batch.requests.values():
-            (self._side_keys.discard if record.value is None else self._side_keys.add)(record.key)
 
     def _replace(self, write: sqlite3.Connection, records: list[Record]) -> None:
         write.executemany(

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -120,6 +121,34 @@ async def test_requests_are_left_out_of_the_journal_and_nobody_waits_for_their_r
     assert store.journal()[1] == []
     store.close()
     assert requests_db(home).execute("SELECT key FROM rows").fetchall() == []
+
+
+async def test_a_request_that_ends_while_its_row_is_being_written_leaves_none(home):
+    store = Store(home, RECORDS)
+    on_its_way, go_on = threading.Event(), threading.Event()
+    write = store._write
+
+    def slowly(batch):
+        on_its_way.set()
+        go_on.wait(10)
+        write(batch)
+
+    store._write = slowly
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        store.append(
+            arrived(), [counter("brief", 1, kind="request"), counter("long", 1, kind="request")], 1, waited=True
+        )
+        await trio.to_thread.run_sync(on_its_way.wait, 10)
+        store.append(arrived(), [counter("brief", None, kind="request")], 2, waited=False)
+        store.append(arrived(), [counter("unwritten", 1, kind="request")], 3, waited=False)
+        store.append(arrived(), [counter("unwritten", None, kind="request")], 4, waited=False)
+        go_on.set()
+        nursery.cancel_scope.cancel()
+    store.close()
+    again = Store(home, RECORDS)
+    assert held(again, "request") == {"long": 1}
+    again.close()
 
 
 async def test_the_journal_begins_anew_from_a_snapshot_when_it_is_long(home, monkeypatch):
