@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class Client(threading.Thread):
                 self._read()
             else:
                 self._take(self._here.ask(self._model, prompt=PROMPT, max_tokens=8))
-        except (OSError, EOFError, ValueError):
+        except (OSError, HTTPException, EOFError, ValueError):
             self.status = 0
         finally:
             self.begun.set()
@@ -413,7 +414,7 @@ class Bench:
             while not over.wait(0.1):
                 try:
                     used, ledger = self.used(), self.ledger()
-                except (OSError, ValueError, KeyError, AssertionError):  # the role is down
+                except (OSError, HTTPException, ValueError, KeyError, AssertionError):  # the role is down
                     before = ""
                     continue
                 charged = {"gpu0": 0, "system": 0}
