@@ -148,6 +148,7 @@ class Book:
     busy: set[Lane] = attrs.field(factory=set)  # lanes on which something is planned or in progress
     in_phase: dict[object, set[Lane]] = attrs.field(factory=dict)  # the busy ones by their phase
     placed: dict[HostId, set[Lane]] = attrs.field(factory=dict)  # lanes of which processes exist or may, by host
+    crowded: set[HostId] = attrs.field(factory=set)  # hosts whose parked set may be over its limits for a switch
     settling: set[DeploymentId] = attrs.field(factory=set)  # those that wait for an end of instances
     named: dict[str, DeploymentId] = attrs.field(factory=dict)  # deployments by name
     wished: set[Lane] = attrs.field(factory=set)  # lanes that somebody wants to serve and that do not yet

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from capyctl.control import commands
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import InstanceRow
-from capyctl.fsm import cleanup, instance
+from capyctl.fsm import cleanup, instance, residency
 from capyctl.fsm.types import Activation, HostId, Lane, Millis, StopKind
 from capyctl.ledger import parked
 from capyctl.ledger.asks import Ask
 from capyctl.ledger.placement import hosts_of
-from capyctl.ledger.victims import Candidate, Eviction
+from capyctl.ledger.victims import Candidate, Eviction, may_give_way
 
 
 def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
@@ -35,14 +35,33 @@ def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
     return False
 
 
+def relieve(book: Book) -> None:
+    """End copies of a parked set that is over its limits: a switch's target that was to leave it did not wake.
+
+    Its victim was parked as if the target were gone already. Whoever was used least recently goes, until the rest
+    fits; who cannot be asked stays, and the next park finds no room.
+    """
+    for host in sorted(book.crowded):
+        if host in book.active_switches or any(_leaves(row) for _, row in book.on(host)):
+            continue
+        if any(row.parking or row.phase in residency.WAKING for _, row in book.on(host)):
+            continue  # what is under way may settle it
+        asleep = [one for one in _candidates(book, None, host) if may_give_way(one, book.now_ms)]
+        if not parked.is_over(book.ledger, host) or not asleep:
+            book.crowded.discard(host)
+            continue
+        oldest = min(asleep, key=lambda one: (one.last_used_at_ms, one.owner))
+        commands.stop_lane(book, lane_of_owner(oldest.owner), StopKind.RECLAIM)
+
+
 def _leaves(row: InstanceRow) -> bool:
     """It is being ended for somebody's room; one whose end nobody knows is not waited for."""
     stop = instance.why_stopped(row.machine)
     return stop is not None and stop.kind is StopKind.RECLAIM
 
 
-def _candidates(book: Book, target: Lane, host: HostId) -> list[Candidate]:
-    """Parked instances on this host that nobody is about to wake."""
+def _candidates(book: Book, target: Lane | None, host: HostId) -> list[Candidate]:
+    """Parked instances on this host that nobody is about to wake, without the target."""
     found = []
     for lane, row in book.on(host):
         if lane == target or not row.is_parked or row.wish is not None:

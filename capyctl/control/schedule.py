@@ -56,6 +56,7 @@ def settle(book: Book) -> None:
             _drains,
             _wishes,
             preinit.advance,
+            reclaiming.relieve,
             _parks,
             _wakes,
             _starts,
@@ -139,7 +140,8 @@ def _proofs(book: Book) -> None:
 def _parks(book: Book) -> None:
     """Planned parks: the copy must have room, after reclaiming older parked ones."""
     for lane, row in _busy(book, ResidencyPhase.PARK_PLANNED):
-        ask = asks.ask_step(book.ledger, lane.owner, Phase.PARKING)
+        leaving = switching.leaving_for(book, lane)
+        ask = asks.ask_step(book.ledger, lane.owner, Phase.PARKING, leaving=leaving)
         verdict = admission.propose(book.ledger, ask, book.seen.get(ask.host, {}), book.now_ms)
         if isinstance(verdict, Shortfall):
             if not _parks_ahead(row) and reclaiming.make_room(book, lane, (ask,)):
@@ -151,6 +153,8 @@ def _parks(book: Book) -> None:
             )
             continue
         book.proposals[lane] = verdict
+        if leaving:
+            book.crowded.add(ask.host)
         lanes.tell(
             book,
             lane,

@@ -57,6 +57,19 @@ def closes(book: Book, lane: Lane) -> bool:
     )
 
 
+def leaving_for(book: Book, lane: Lane) -> frozenset[str]:
+    """Whose copy leaves the parked set for what this one is parked for: its switch's own target, if that sleeps."""
+    identity = _leaves_for(book, lane)
+    state = None if identity is None else book.switches.get(identity)
+    if state is None or state.phase in OVER:
+        return frozenset()
+    return frozenset(
+        other.owner
+        for other, row in book.of(state.target)
+        if row.phase is ResidencyPhase.WAKE_PLANNED and row.wish is not None and row.wish.switch == identity
+    )
+
+
 @attrs.frozen
 class _Names(Mapping[str, str]):
     """Looked up when a message names an owner, one by one: a fleet has many."""

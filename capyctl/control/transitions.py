@@ -59,11 +59,29 @@ def tr_02_a_rise_fits(change: Change) -> bool:
             if sample is None or not 0 <= book.now_ms - sample.seen_at_ms <= policy.observation_ttl_ms:
                 return False
         if held.phase is Phase.PARKING and (was is None or was.phase is not Phase.PARKING):
-            if book.ledger.parked_count(held.host) > policy.max_parked:
+            leaves = _wakes_for_it(change, held)
+            if book.ledger.parked_count(held.host, but=leaves) > policy.max_parked:
                 return False
-            if any(book.ledger.parked(held.host, one) > limits.parked_bytes for one, limits in policy.domains.items()):
+            if any(
+                book.ledger.parked(held.host, one, but=leaves) > limits.parked_bytes
+                for one, limits in policy.domains.items()
+            ):
                 return False
     return True
+
+
+def _wakes_for_it(change: Change, held: Holding) -> set[str]:
+    """The sleeping target of the switch that parks this owner: it leaves the parked set as the owner enters it."""
+    book, owner = change.book, next(owner for owner, one in change.book.ledger.rows() if one is held)
+    identity = book.active_switches.get(held.host)
+    if identity is None or owner not in {victim.lane.owner for victim in book.switches[identity].victims}:
+        return set()
+    rows = ((lane, row) for lane, row in book.of(book.switches[identity].target) if row.run.host == held.host)
+    return {
+        lane.owner
+        for lane, row in rows
+        if row.phase is ResidencyPhase.WAKE_PLANNED and row.wish is not None and row.wish.switch == identity
+    }
 
 
 def _was_seen_to_hold(change: Change, was: Holding | None, held: Holding, raised: list[Domain]) -> bool:

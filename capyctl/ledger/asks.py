@@ -40,6 +40,8 @@ class Ask:
     """One owner's next step on one host. `phases` is what each phase of the run is charged.
 
     `whole_host`: a first start that nobody can size; it is charged the whole managed limit (memory 14).
+    `leaving`: of a park, whose copies leave the parked set for what it makes room for: a switch's own target, which
+    wakes once this one is parked. They are not counted beside it.
     """
 
     owner: str
@@ -47,6 +49,12 @@ class Ask:
     phase: Phase
     phases: Mapping[Phase, Allocation]
     whole_host: bool = False
+    leaving: frozenset[str] = frozenset()
+
+    @property
+    def uncounted(self) -> frozenset[str]:
+        """Whose copies its own copy is not counted beside."""
+        return self.leaving | {self.owner}
 
 
 def ask_start(*, owner: str, host: HostId, plan: Plan) -> Ask:
@@ -60,10 +68,10 @@ def ask_start(*, owner: str, host: HostId, plan: Plan) -> Ask:
     )
 
 
-def ask_step(ledger: Ledger, owner: str, phase: Phase) -> Ask:
+def ask_step(ledger: Ledger, owner: str, phase: Phase, *, leaving: frozenset[str] = frozenset()) -> Ask:
     """A park or a wake of what `owner` holds, where it holds it. Raises: InvariantBroken when it holds nothing."""
     held = ledger.held_by(owner)
-    return Ask(owner=owner, host=held.host, phase=phase, phases=held.phases)
+    return Ask(owner=owner, host=held.host, phase=phase, phases=held.phases, leaving=leaving)
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,7 @@ observations, and falls in `settlement` alone, which needs a proof. Source: memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import attrs
 
@@ -190,13 +190,17 @@ class Ledger:
         mine = shelf.rows.get(but) if but is not None else None
         return Bytes(total if mine is None else total - mine.on(domain))
 
-    def parked(self, host: HostId, domain: Domain, *, but: str | None = None) -> Bytes:
-        """The sum of what parked instances hold on a domain, or will once their step is over."""
-        return Bytes(sum(held.at(Phase.PARKED).on(domain) for _, held in self.on(host, but=but) if held.parks))
+    def copies(self, host: HostId, *, but: Collection[str] = ()) -> Iterator[tuple[str, Holding]]:
+        """Owners that are parked on `host`, or will be once their step is over, without these."""
+        return ((owner, held) for owner, held in self.on(host) if held.parks and owner not in but)
 
-    def parked_count(self, host: HostId, *, but: str | None = None) -> int:
-        """How many instances are parked on `host`, or will be once their step is over."""
-        return sum(held.parks for _, held in self.on(host, but=but))
+    def parked(self, host: HostId, domain: Domain, *, but: Collection[str] = ()) -> Bytes:
+        """The sum of what the copies on a host hold of a domain, or will."""
+        return Bytes(sum(held.at(Phase.PARKED).on(domain) for _, held in self.copies(host, but=but)))
+
+    def parked_count(self, host: HostId, *, but: Collection[str] = ()) -> int:
+        """How many copies there are on `host`, or will be."""
+        return sum(1 for _ in self.copies(host, but=but))
 
     def host_kv(self, host: HostId, domain: Domain, *, but: str | None = None) -> Bytes:
         """The sum of the host-side KV caches on a domain."""

@@ -126,14 +126,14 @@ def memory_is_free(case: Case) -> bool:
 
 
 def parked_copies_fit(case: Case) -> bool:
-    """all parked copies together stay within the parked limit"""
+    """all parked copies together stay within the parked limit, without that of a switch's target, which is to wake"""
     copy = case.ask.phases[Phase.PARKED].on(case.on)
-    return case.ledger.parked(case.ask.host, case.on, but=case.ask.owner) + copy <= case.limits.parked_bytes
+    return case.ledger.parked(case.ask.host, case.on, but=case.ask.uncounted) + copy <= case.limits.parked_bytes
 
 
 def parked_set_has_a_place(case: Case) -> bool:
-    """fewer instances are parked than the host may keep"""
-    return not parks(case) or case.ledger.parked_count(case.ask.host, but=case.ask.owner) < case.policy.max_parked
+    """fewer instances are parked than the host may keep, without a switch's target, which is to wake"""
+    return not parks(case) or case.ledger.parked_count(case.ask.host, but=case.ask.uncounted) < case.policy.max_parked
 
 
 def host_kv_fits(case: Case) -> bool:
@@ -210,8 +210,7 @@ def _parked(row: Check, case: Case) -> Shortfall:
     copy, limit = case.ask.phases[Phase.PARKED].on(case.on), case.limits.parked_bytes
     rows = [
         (owner, held.at(Phase.PARKED).on(case.on))
-        for owner, held in case.ledger.on(case.ask.host, but=case.ask.owner)
-        if held.parks
+        for owner, held in case.ledger.copies(case.ask.host, but=case.ask.uncounted)
     ]
     return _short(
         case,
@@ -225,7 +224,7 @@ def _parked(row: Check, case: Case) -> Shortfall:
 
 
 def _parked_count(row: Check, case: Case) -> Shortfall:
-    count = case.ledger.parked_count(case.ask.host, but=case.ask.owner)
+    count = case.ledger.parked_count(case.ask.host, but=case.ask.uncounted)
     return _short(case, row, count=count, count_max=case.policy.max_parked, never=case.policy.max_parked == 0)
 
 

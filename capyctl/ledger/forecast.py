@@ -66,9 +66,9 @@ class Forecast:
         """What `ask` would lack then; None when it would fit. Without `observed` by the ledger alone."""
         return judge(self.ledger, ask, self.seen.get(ask.host, UNSEEN), self.now_ms, observed=observed)
 
-    def step(self, owner: str, phase: Phase) -> Ask:
+    def step(self, owner: str, phase: Phase, *, leaving: frozenset[str] = frozenset()) -> Ask:
         """The park or wake of an owner as it would be then."""
-        return ask_step(self.ledger, owner, phase)
+        return ask_step(self.ledger, owner, phase, leaving=leaving)
 
     def _with(
         self, row: Holding | None, host: HostId, owner: str, after: Allocation, hoped: Holding | None = None

@@ -58,6 +58,14 @@ def reclaim(
     return plan if isinstance(plan, Eviction) else plan.shortfalls[0]
 
 
+def is_over(ledger: Ledger, host: HostId) -> bool:
+    """more is parked on the host than it may keep"""
+    policy = ledger.hosts[host]
+    return ledger.parked_count(host) > policy.max_parked or any(
+        ledger.parked(host, domain) > limits.parked_bytes for domain, limits in policy.domains.items()
+    )
+
+
 def is_parked(ledger: Ledger, candidate: Candidate) -> bool:
     """it is parked"""
     held = ledger.holding(candidate.owner)

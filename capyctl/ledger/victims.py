@@ -274,10 +274,14 @@ def _ways(future: Forecast, ask: Ask, chosen: Sequence[Candidate]) -> tuple[Vict
 
 
 def has_room_to_park(future: Forecast, ask: Ask, victims: Sequence[str], parking: Sequence[str]) -> bool:
-    """the parks fit now, before anything is released, and the target fits beside their copies afterwards"""
+    """the parks fit now, before anything is released, and the target fits beside their copies afterwards
+
+    A target that is parked leaves the parked set by its wake, so its own copy is not counted beside theirs.
+    """
     before, after = future, future
+    leaving = frozenset({ask.owner}) if ask.phase is Phase.WAKE else frozenset()
     for owner in parking:
-        step = before.step(owner, Phase.PARKING)
+        step = before.step(owner, Phase.PARKING, leaving=leaving)
         if before.judge(step) is not None:
             return False
         before = before.taking(step)

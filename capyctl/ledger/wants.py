@@ -52,10 +52,10 @@ def wants_of(ledger: Ledger, ask: Ask) -> Wants:
         theirs = ledger.host_kv(ask.host, domain, but=ask.owner)
         amounts[Limit.HOST_KV, domain] = theirs + kv - limits.host_kv_bytes if kv else 0
     if ask.phase is Phase.PARKING:
-        amounts[Limit.COUNT, EVERYWHERE] = ledger.parked_count(ask.host, but=ask.owner) + 1 - policy.max_parked
+        amounts[Limit.COUNT, EVERYWHERE] = ledger.parked_count(ask.host, but=ask.uncounted) + 1 - policy.max_parked
         copy = ask.phases.get(Phase.PARKED, Allocation())
         for domain in copy.bytes:
-            total = ledger.parked(ask.host, domain, but=ask.owner) + copy.on(domain)
+            total = ledger.parked(ask.host, domain, but=ask.uncounted) + copy.on(domain)
             amounts[Limit.COPIES, domain] = total - policy.domains[domain].parked_bytes
     return Wants(
         amounts={key: amount for key, amount in amounts.items() if amount > 0}, owners=_blockers(ledger, ask, charge)
