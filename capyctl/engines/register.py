@@ -85,6 +85,9 @@ def locate(path: Path) -> tuple[Family, Found]:
     raise Refusal("engine_unsupported", f"{path} is no engine that this release runs; expected {wanted}")
 
 
+LACKS_MAX = 512  # characters of what a build lacks, as the engines file keeps them
+
+
 def add_engine(
     path: Path,
     *,
@@ -147,8 +150,9 @@ def add_engine(
         )
     if measured.deep_park == "missing":
         profile = attrs.evolve(profile, security=attrs.evolve(profile.security, deep_park="disabled"))
-    lacks = measured.lacks if measured.deep_park == "missing" else None
-    registered = attrs.evolve(draft, profile=profile, digest=measured.digest, lacks=lacks)
+    lacks = "".join(sign for sign in " ".join(measured.lacks.split()) if sign.isprintable())[:LACKS_MAX]
+    missing = lacks if measured.deep_park == "missing" else None
+    registered = attrs.evolve(draft, profile=profile, digest=measured.digest, lacks=missing)
     return Added(
         registered=registered,
         engines_file=engines_file,

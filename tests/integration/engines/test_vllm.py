@@ -20,6 +20,7 @@ import trio
 from capyctl.engines.adapter import LaunchFacts
 from capyctl.engines.detect import detect
 from capyctl.engines.engines_file import read_engines
+from capyctl.engines.parking import why_profile_does_not_park
 from capyctl.engines.register import add_engine, locate
 from capyctl.engines.registered import Registered
 from capyctl.engines.vllm.adapter import VllmAdapter
@@ -160,8 +161,14 @@ def test_registration_writes_what_the_build_can_do(tmp_path: Path) -> None:
     assert (added.registered.deep_park, added.deep_park_probe, added.registered.custom) == ("enabled", "present", False)
     assert added.registered.profile.security.trust_remote_code
     assert registered(old, file, name="old").custom
-    assert registered(unable, file, name="cpu").deep_park == "disabled"
-    assert not registered(able, file, name="second", deep_park="disabled").profile.parks
+    cpu = registered(unable, file, name="cpu")
+    assert (cpu.deep_park, cpu.lacks) == ("disabled", "sleep mode on cpu")
+    opted_out = registered(able, file, name="second", deep_park="disabled")
+    assert (opted_out.profile.parks, opted_out.lacks) == (False, None)
+    kept = read_engines(file).profiles
+    assert [kept[name].lacks for name in ("cpu", "second")] == ["sleep mode on cpu", None]
+    assert why_profile_does_not_park(kept["cpu"]) == "the build of cpu cannot park: it lacks sleep mode on cpu"
+    assert why_profile_does_not_park(kept["second"]).startswith("this host opted out: the profile second has")
     before = file.read_bytes()
     with pytest.raises(Refusal, match="cannot park here: it lacks sleep mode on cpu") as caught:
         add_engine(unable.prefix, engines_file=file, name="third", deep_park="enabled")
