@@ -161,8 +161,9 @@ def write_safetensors(path: Path, sizes: dict[str, int], dtype: str = "BF16") ->
     at = 0
     for name, size in sizes.items():
         count = size // width
-        side = 1 << (int(math.log2(count)) // 2) if count > 1 else 1
-        shape = [count // side, side] if count % side == 0 and "norm" not in name else [count]
+        # A matrix: its second dimension the largest power of two that divides it, up to the square root.
+        side = min(1 << (int(math.log2(count)) // 2), count & -count) if count > 1 else 1
+        shape = [count // side, side] if "norm" not in name else [count]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + count * width]}
         at += count * width
     raw = json.dumps(header, separators=(",", ":")).encode()
