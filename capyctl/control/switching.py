@@ -362,11 +362,10 @@ def tell(book: Book, identity: SwitchId, fact: switch.Event) -> None:
     if after is not before:
         book.put_switch(after)
         if after.phase is not before.phase:
-            target = book.deployments.get(after.target)
             book.moves.append(
                 Move(
                     machine="switch",
-                    lane=target.spec.name if target else after.target,
+                    lane=_target_name(book, after),
                     was=before.phase.value,
                     event=type(fact).__name__,
                     now=after.phase.value,
@@ -375,6 +374,12 @@ def tell(book: Book, identity: SwitchId, fact: switch.Event) -> None:
         book.due.at(switch.due_at_ms(after), "switch", identity)
     for effect in effects:
         _do(book, after, effect)
+
+
+def _target_name(book: Book, state: switch.State) -> str:
+    """For whom it makes room; a target that was deleted meanwhile has its identity alone."""
+    target = book.deployments.get(state.target)
+    return target.spec.name if target is not None else state.target
 
 
 def _do(book: Book, state: switch.State, effect: object) -> None:
@@ -445,7 +450,7 @@ def _drop_request_wishes(book: Book, target: DeploymentId, code: str, reason: st
 def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
     """Ask a victim to park or to end; its own drain bound lies past the switch's, which decides."""
     ends_at = Millis(book.now_ms + 2 * book.settings.drain_timeout_ms)
-    name = book.deployments[state.target].spec.name
+    name = _target_name(book, state)
     stop = Stop(kind=StopKind.PRESSURE, asked_at_ms=book.now_ms, for_name=name, switch=state.switch)
     if parks:
         lanes.tell(

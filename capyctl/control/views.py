@@ -284,8 +284,9 @@ def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, Instanc
     active = [book.switches[one] for one in book.active_switches.values()]
     for state in active:
         if state.target == row.state.deployment:
-            names = [book.deployments[victim.lane.deployment].spec.name for victim in state.victims]
-            return f"a switch makes room ({state.phase.value}): {', '.join(names)}"
+            of = (book.deployments.get(victim.lane.deployment) for victim in state.victims)
+            names = ", ".join(row.spec.name for row in of if row is not None)  # one that left may be deleted meanwhile
+            return f"a switch makes room ({state.phase.value}){f': {names}' if names else ''}"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from test_world_stories import BIG, world
+from test_world_stories import BIG, named, world
 from world import Shell
 from world_values import SGLANG
 
@@ -67,3 +67,18 @@ def test_a_copy_that_woke_wrongly_is_still_named_once_a_fresh_engine_serves() ->
     assert here.lane(a).gate_open
     (row,) = view(here, a)["instances"]  # type: ignore[misc]
     assert (row["observed_state"], row["last_error"]["code"]) == ("ready", "wake_mismatch")
+
+
+def test_a_victim_that_is_deleted_while_its_switch_goes_on_keeps_nobody_from_reading_status() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.start(a)
+    here.run(20_000)
+    here.ask("b")
+    here.run(20_000, until=lambda: here.lane(b).has_launch)
+    assert view(here, b)["waiting"] == "a switch makes room (activating): a"
+    here.delete(a, stop=True)
+    here.run(20_000, until=lambda: a not in here.world.book.deployments)
+    assert not here.lane(b).gate_open
+    assert [row["waiting"] for row in views.deployments(here.world, here.now)] == ["a switch makes room (activating)"]
+    here.run(60_000)
+    assert here.lane(b).gate_open
