@@ -57,7 +57,7 @@ def _named(family: str, args: Sequence[str]) -> str | None:
 def draft_facts(
     document: Deployment, family: str, args: Sequence[str], models_root: Path | None
 ) -> dict[str, Any] | None:
-    """`weight_bytes`, `cache_values` and `not_derivable` of the drafter, or None when there is none.
+    """`weight_bytes`, `cache_values`, `layers` and `not_derivable` of the drafter, or None when there is none.
 
     Raises: Refusal as `draft_directory`; `unsafe_file` as listing it says.
     """
@@ -73,7 +73,7 @@ def draft_facts(
             "cache_values": 0,
             "not_derivable": f"the draft model cannot be read: {refusal.message}",
         }
-    return {name: facts[name] for name in ("weight_bytes", "cache_values", "not_derivable")}
+    return {name: facts[name] for name in ("weight_bytes", "cache_values", "layers", "not_derivable")}
 
 
 def _tensor_files_bytes(listing: Listing) -> int:
