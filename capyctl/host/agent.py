@@ -124,6 +124,7 @@ class HostAgent:
             tell=self._news.tell,
             adopt=self._adopt,
             watch=self._watch,
+            tell_domains=self._news.tell_domains,
             grace_s=self.grace_s,
         )
         self._materials = Materials(downloads=self.downloads, journal=self.journal, say=self._news.sample)

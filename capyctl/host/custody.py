@@ -168,7 +168,7 @@ class Custody:
 
     def owners(self) -> Owners:
         """Whose processes hold which memory: every watched engine's."""
-        return {engine.incarnation.lane.owner: engine.processes for engine in self.engines.values()}
+        return {engine.incarnation.lane.owner: engine.holders for engine in self.engines.values()}
 
     async def record_group(self, engine: Engine) -> tuple[ProcessIdentity, ...]:
         """Name every process of a group that has just become ready, in the journal first (W4)."""

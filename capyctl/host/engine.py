@@ -46,6 +46,7 @@ class Engine:
     processes: tuple[ProcessIdentity, ...]
     abandoned: Callable[[], int]  # requests given up and not settled, from the ingress
     ready: bool = False
+    group: tuple[ProcessIdentity, ...] = ()  # who was seen in its group while it loads: nobody is recorded yet
     launching: bool = False  # its Launch command is still being answered, and tells of an exit itself
     ending: bool = False  # being terminated: its exit is no news
     memory: Memory = Memory.HELD
@@ -66,6 +67,11 @@ class Engine:
     @property
     def incarnation(self) -> Incarnation:
         return self.record.incarnation
+
+    @property
+    def holders(self) -> tuple[ProcessIdentity, ...]:
+        """Whose memory is its own: the recorded processes; while it loads, whoever lives in its group."""
+        return self.processes if self.ready else self.group or self.processes
 
     @property
     def answers(self) -> bool:

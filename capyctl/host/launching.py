@@ -56,6 +56,7 @@ class Launching:
     tell: Callable[[m.Report], Awaitable[None]]
     adopt: Callable[[Engine], None]
     watch: Callable[[Engine], None]
+    tell_domains: Callable[[], Awaitable[None]]
     grace_s: float = process.GRACE_S
     preparing: dict[Incarnation, Preparing] = attrs.field(init=False, factory=dict)
 

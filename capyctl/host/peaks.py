@@ -129,7 +129,7 @@ class StartWatch:
         Returns: the peaks by domain, empty where this start cannot be told from what else happened.
         """
         await self._check(engine)
-        await self._sample(engine, engine.processes)
+        await self._sample(engine, engine.processes, anew=True)  # it may have been quicker than the looks at the cards
         await self._check(engine)
         if self.contended or _others(self.custody, engine) != self.others:
             return {}
@@ -139,11 +139,12 @@ class StartWatch:
         """Look for compilers, and who the engine's processes are by now."""
         building, group = await in_thread(lambda: look_at(engine, self.proc))
         self.peak.checked(building=building)
+        engine.group = group  # what its workers hold is not foreign while they load
         return group
 
-    async def _sample(self, engine: Engine, group: tuple[ProcessIdentity, ...]) -> None:
+    async def _sample(self, engine: Engine, group: tuple[ProcessIdentity, ...], *, anew: bool = False) -> None:
         self.contended = self.contended or _any_moves(self.custody, engine)
-        held = dict((await self.observer.held(group, anew=False)).bytes)
+        held = dict((await self.observer.held(group, anew=anew)).bytes)
         if self.available_bytes is not None:
             drop = self.available_bytes - await self.observer.available()
             held[self.observer.ram] = max(Bytes(drop), held.get(self.observer.ram, Bytes(0)))

@@ -110,12 +110,16 @@ class Reports:
 
     # --- memory ----------------------------------------------------------------------------------------------
 
+    async def tell_domains(self) -> None:
+        """Report the memory domains as they were last seen."""
+        domains = await self.observer.sample(self.custody.owners())
+        self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
+
     async def sample_domains(self) -> None:
         """Report the memory domains each second, and at once when somebody waits for it; until cancelled."""
         while True:
             self._look_now = trio.Event()
-            domains = await self.observer.sample(self.custody.owners())
-            self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
+            await self.tell_domains()
             with trio.move_on_after(DOMAINS_EVERY_S) as pause:
                 await self._look_now.wait()
             if not pause.cancelled_caught:

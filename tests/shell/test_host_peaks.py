@@ -111,7 +111,7 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def nobody_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "look_at", lambda engine, proc: (False, ()))
+    monkeypatch.setattr(peaks, "look_at", lambda engine, proc: (False, ("a worker",)))
 
 
 async def watched(*others: Any, machine: Machine | None = None, then: Any = None) -> dict[Domain, Bytes]:
@@ -129,6 +129,14 @@ async def watched(*others: Any, machine: Machine | None = None, then: Any = None
     if then is not None:
         then(custody)
     return await watch.close(mine)
+
+
+async def test_whoever_lives_in_its_group_while_it_loads_holds_its_memory() -> None:
+    mine = engine("mine", launching=True, processes=())
+    custody = SimpleNamespace(engines={"mine": mine})
+    watch = await StartWatch.open(Machine(), custody)  # type: ignore[arg-type]
+    await watch._check(mine)
+    assert mine.group == ("a worker",)
 
 
 async def test_an_engine_alone_is_measured_by_its_own_processes() -> None:
