@@ -63,9 +63,12 @@ def rank_weights(facts: Mapping[str, Any], document: Deployment, family: str) ->
     """
     weights = int(facts["weight_bytes"]) + int((facts.get("draft") or {}).get("weight_bytes", 0))
     tables = [int(size) for size in facts.get("table_bytes") or ()]
+    split = shares.tensors_of(facts)
     if tables and _tables_stay_on_disk(arguments(facts, document), family):
         weights = max(0, weights - sum(tables)) + len(tables) * TABLE_CACHE_BYTES[family]
-    return shares.share(weights, document.topology, shares.tensors_of(facts))
+        if split is not None:  # what is not loaded is not shared out either, wherever it stands in the files
+            split = attrs.evolve(split, sharded_bytes=max(0, split.sharded_bytes - sum(tables)))
+    return shares.share(weights, document.topology, split)
 
 
 def _tables_stay_on_disk(args: list[str], family: str) -> bool:

@@ -465,6 +465,11 @@ def test_tables_that_stay_on_disk_leave_the_weights_and_their_cache_is_charged()
     assert whole is not None
     assert kept is not None
     assert (whole.pools["weights"], kept.pools["weights"]) == (60 * GIB, 30 * GIB + 2 * 8 * GIB)
+    inside = facts | {"sharded_bytes": 50 * GIB, "layer_count": 8, "largest_layer_bytes": 7 * GIB}
+    ranks = deployment(args("--ple-offload-backend", "file"), "sglang", topology={"tensor_parallel": 2})
+    two = planned(inside, ranks, alike(2))
+    assert two is not None
+    assert two.pools["weights"] == 20 * GIB // 2 + 26 * GIB  # 50 GiB less both tables are shared out
 
 
 def test_a_drafter_that_a_deep_park_keeps_is_charged_in_ram() -> None:
