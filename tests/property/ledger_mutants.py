@@ -7,15 +7,18 @@ killed when a test of the ledger fails under it. Used by test_ledger_mutants her
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import attrs
 
-from capyctl.fsm.types import Phase
-from capyctl.ledger import checks, settlement
+from capyctl.fsm.types import Device, Domain, Phase
+from capyctl.ledger import checks, placement, settlement
+from capyctl.ledger.asks import Ask
+from capyctl.ledger.placement import Seat, Strategy
+from capyctl.ledger.types import HostPolicy, Plan, card_index
 
 GUARDS = (
     ("capyctl.ledger.settlement", "is_of_this_run"),
@@ -29,7 +32,11 @@ GUARDS = (
     ("capyctl.ledger.victims", "has_room_to_park"),
     ("capyctl.ledger.search", "covers"),
     ("capyctl.ledger.parked", "is_parked"),
+    ("capyctl.ledger.parked", "is_over"),
+    ("capyctl.ledger.cards", "is_card"),
     ("capyctl.ledger.charges", "every_holding_is_on_a_known_host"),
+    ("capyctl.ledger.charges", "rows_stand_where_they_are_looked_for"),
+    ("capyctl.ledger.charges", "sums_are_those_of_the_rows"),
     ("capyctl.ledger.charges", "exclusive_devices_have_one_owner"),
     ("capyctl.ledger.charges", "a_whole_host_start_is_alone"),
 )
@@ -48,6 +55,31 @@ def replaced(module: str, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(home, name, before)
+
+
+@contextmanager
+def changed(owner: type, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a class is `value` meanwhile."""
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class Everybody(frozenset[str]):
+    """The set that has every owner in it."""
+
+    def __contains__(self, owner: object) -> bool:
+        return True
+
+
+_rank_as_stated = placement._rank
+
+
+def _ranked(strategy: Strategy, seat: Seat, left_bytes: int, stated: Strategy) -> tuple[int, int, int, str]:
+    return _rank_as_stated(seat, left_bytes, strategy)
 
 
 def always(value: bool) -> Callable[..., bool]:
@@ -81,4 +113,27 @@ def _mutants() -> Iterator[tuple[str, Mutant]]:
         )
 
 
-MUTANTS: tuple[tuple[str, Mutant], ...] = tuple(_mutants())
+def _together(policy: HostPolicy, cards: Iterable[Domain]) -> list[list[Domain]]:
+    return [sorted(cards, key=card_index)]
+
+
+def _counted(ask: Ask) -> frozenset[str]:
+    return frozenset({ask.owner})
+
+
+def _planned_on(plan: Plan, policy: HostPolicy, named: Sequence[Device]) -> tuple[Domain, ...]:
+    return ()
+
+
+def _choices() -> Iterator[tuple[str, Mutant]]:
+    """What placement and the parked set choose by, beside predicates."""
+    yield "cards are all alike", partial(replaced, "capyctl.ledger.cards", "alike", _together)
+    yield "the target's own copy is counted", partial(changed, Ask, "uncounted", property(_counted))
+    yield "no copy is counted", partial(changed, Ask, "uncounted", property(lambda ask: Everybody()))
+    yield "there is no choice of cards", partial(replaced, "capyctl.ledger.placement", "choice", _planned_on)
+    for strategy in (Strategy.SPREAD, Strategy.PACK):
+        ranked = partial(_ranked, strategy)
+        yield f"every strategy is {strategy.value}", partial(replaced, "capyctl.ledger.placement", "_rank", ranked)
+
+
+MUTANTS: tuple[tuple[str, Mutant], ...] = (*_mutants(), *_choices())

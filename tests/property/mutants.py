@@ -72,7 +72,9 @@ TESTS = {
     "cleanup": ("test_cleanup*.py", "test_instance*.py"),
     "gate": ("test_gate*.py", "test_instance*.py"),
     "member": ("test_group*.py", "test_member*.py"),
-    "ledger": tuple(f"test_ledger_{part}.py" for part in ("admission", "placement", "settlement", "victims", "model")),
+    "ledger": tuple(
+        f"test_ledger_{part}.py" for part in ("admission", "placement", "cards", "settlement", "victims", "model")
+    ),
 }
 """Where the claims about a machine are tested, where it is not in `test_<machine>*.py`."""
 

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import test_ledger_admission
+import test_ledger_cards
 import test_ledger_placement
 import test_ledger_settlement
 import test_ledger_victims
 from ledger_mutants import MUTANTS
 
-QUICK = (test_ledger_admission, test_ledger_settlement, test_ledger_placement, test_ledger_victims)
+QUICK = (
+    test_ledger_admission,
+    test_ledger_settlement,
+    test_ledger_placement,
+    test_ledger_cards,
+    test_ledger_victims,
+)
 
 
 def plain_tests() -> Iterator[Callable[[], None]]:

@@ -10,6 +10,7 @@ from ledger_values import (
     GPU0,
     HOST,
     NOW,
+    OTHER_HOST,
     POOL,
     SYSTEM,
     canary,
@@ -47,6 +48,7 @@ from capyctl.ledger import (
     set_policy,
     settle_down,
 )
+from capyctl.ledger.charges import Shelf, checked
 from capyctl.ledger.settlement import SETTLES
 from capyctl.session.codec import Codec
 
@@ -350,3 +352,45 @@ def test_rows_that_cannot_be_of_one_ledger_are_not_loaded():
 
 def test_the_table_of_proofs_says_why():
     assert all(row.why.endswith(".") for row in SETTLES)
+
+
+# --- what is kept beside the rows --------------------------------------------------------------------------------
+
+
+def test_sums_that_are_not_those_of_the_rows_are_noticed():  # M3
+    ledger = at(Phase.READY)
+    (host,) = ledger.hosts
+    wrong = attrs.evolve(ledger.shelf(host), charged={POOL: Bytes(1)})
+    with pytest.raises(InvariantBroken, match="sum up to"):
+        checked(attrs.evolve(ledger, shelves={host: wrong}), host)
+    with pytest.raises(InvariantBroken, match="sum up to"):
+        checked(attrs.evolve(ledger, shelves={host: attrs.evolve(ledger.shelf(host), card_room=1)}), host)
+
+
+def test_a_row_that_would_not_be_found_is_noticed():  # M4
+    ledger = at(Phase.READY)
+    (host,) = ledger.hosts
+    with pytest.raises(InvariantBroken, match="found by its owner"):
+        checked(attrs.evolve(ledger, homes={}), host)
+    elsewhere = attrs.evolve(ledger.held_by(owner("a")), host="elsewhere")
+    moved = Shelf.of(ledger.hosts[host], {owner("a"): elsewhere})
+    with pytest.raises(InvariantBroken, match="found by its owner"):
+        checked(attrs.evolve(ledger, shelves={host: moved}), host)
+
+
+def test_an_owner_that_is_gone_is_looked_for_nowhere():
+    ledger = at(Phase.READY)
+    after = release(ledger, owner("a"), gone("a"))
+    assert (after.holding(owner("a")), dict(after.homes), list(after.rows())) == (None, {}, [])
+
+
+def test_what_is_assumed_of_one_host_leaves_every_other_shelf_as_it_is():  # M14
+    ledger = ready(ledger_of(pool_host(), pool_host(host=OTHER_HOST)), "a", plan(5, 5))
+    other = ledger.shelf(OTHER_HOST)
+    held = ledger.held_by(owner("a"))
+    assumed = ledger.assuming(owner("b"), attrs.evolve(held, host=HOST))
+    assert assumed.charged(HOST, POOL) == 10
+    assert assumed.shelf(OTHER_HOST) is other
+    assert (ledger.charged(HOST, POOL), assumed.epoch) == (5, ledger.epoch)
+    moved = ledger.assuming(owner("a"), attrs.evolve(held, host=OTHER_HOST))
+    assert (moved.charged(HOST, POOL), moved.charged(OTHER_HOST, POOL)) == (0, 5)

@@ -58,6 +58,7 @@ from capyctl.ledger import (
     release,
     settle_down,
 )
+from capyctl.ledger import parked as parked_room
 from capyctl.ledger.search import STATES_MAX, covers, smallest
 
 SINCE = Millis(500)
@@ -492,3 +493,40 @@ def test_a_forecast_returns_no_more_than_the_machine_has():
     future = Forecast(ledger=ledger, seen={HOST: seen(90, capacity=100)}, now_ms=NOW)
     assert future.gone(owner("a"), hoped=True).seen[HOST][Domain("unified")].available_bytes == 100
     assert future.gone(owner("a")).seen[HOST][Domain("unified")].available_bytes == 90
+
+
+# --- a target that sleeps itself -------------------------------------------------------------------------------
+
+
+def test_a_victim_takes_the_place_in_the_parked_set_that_the_target_leaves():
+    one = plan(60, 60, 5)
+    for limits in ({"parked": 5}, {"max_parked": 1}):
+        ledger = ready(parked(ledger_of(pool_host(100, **limits)), "t", one), "v", one)
+        wake = ask_step(ledger, owner("t"), Phase.WAKE)
+        assert names(evict(ledger, wake, [candidate("v", parks=True)])) == {"v": Way.PARK}
+        park = ask_step(ledger, owner("v"), Phase.PARKING, leaving=frozenset({owner("t")}))
+        assert isinstance(propose(ledger, park, plenty(ledger.hosts[HOST]), NOW), Proposal)
+        alone = propose(ledger, ask_step(ledger, owner("v"), Phase.PARKING), plenty(ledger.hosts[HOST]), NOW)
+        assert isinstance(alone, Shortfall)  # a park by hand counts every copy
+        assert alone.code == "parked_capacity"
+
+
+def test_a_cold_target_leaves_no_place_and_a_third_copy_is_counted():
+    one, victim = plan(50, 50, 5), [candidate("v", parks=True)]
+    ledger = ready(parked(ledger_of(pool_host(100, parked=5)), "x", one), "v", one)
+    assert names(evict(ledger, cold("t", plan(60, 60)), victim)) == {"v": Way.STOP_NO_ROOM}
+    for copy, way in ((5, Way.PARK), (6, Way.STOP_NO_ROOM)):
+        ledger = parked(parked(ledger_of(pool_host(100, parked=9)), "x", plan(9, 9, 4)), "t", one)
+        ledger = ready(ledger, "v", plan(80, 80, copy))
+        assert names(evict(ledger, ask_step(ledger, owner("t"), Phase.WAKE), victim)) == {"v": way}
+
+
+def test_a_parked_set_is_over_its_limits_by_bytes_or_by_number():
+    one = plan(40, 40, 5)
+    ledger = parked(parked(ledger_of(pool_host(100, max_parked=2, parked=10)), "a", one), "b", one)
+    assert not parked_room.is_over(ledger, HOST)
+    fewer = attrs.evolve(ledger.hosts[HOST], max_parked=1)
+    assert parked_room.is_over(ledger.limited(fewer), HOST)
+    limits = ledger.hosts[HOST].domains[POOL]
+    less = attrs.evolve(ledger.hosts[HOST], domains={POOL: attrs.evolve(limits, parked_bytes=Bytes(9))})
+    assert parked_room.is_over(ledger.limited(less), HOST)
