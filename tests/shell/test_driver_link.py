@@ -397,7 +397,7 @@ async def test_only_an_acknowledged_abort_settles_its_request(autojump_clock, re
     assert answer == (outcome or events.AbortUnanswered(request="R", now_ms=1_000))
 
 
-def test_reports_become_facts_and_other_news_is_not_the_worlds():
+def test_reports_become_facts():
     made = links(None)
     exited = m.MemberExit(seen_at_ms=5, incarnation=RUN, process=PROCESS, role=Role.API, status=-9, last_words="killed")
     assert made.heard(exited) == events.EngineExited(
@@ -405,4 +405,15 @@ def test_reports_become_facts_and_other_news_is_not_the_worlds():
     )
     load = m.LoadReport(seen_at_ms=900, incarnation=RUN, running=1, waiting=2, kv_usage_ppm=3)
     assert made.heard(load).read_at_ms == 900
-    assert made.heard(m.ProfilesChanged(seen_at_ms=5, host=HOST, profiles=())) is None
+    profile = m.Profile(
+        name="p",
+        engine="vllm",
+        version="0.32.0",
+        custom=False,
+        deep_park="enabled",
+        executable="/opt/vllm",
+        fingerprint="0.32.0",
+    )
+    assert made.heard(m.ProfilesChanged(seen_at_ms=5, host=HOST, profiles=(profile,))) == events.ProfilesPublished(
+        host=HOST, installations={"p": "0.32.0 /opt/vllm"}, now_ms=1_000
+    )
