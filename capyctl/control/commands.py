@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-
 import attrs
 
 from capyctl.control import (
     answering,
+    deeds,
     lanes,
-    leftovers,
     measuring,
-    notices,
     operations,
-    outward,
-    requests,
-    residue,
-    verifying,
     whole_hosts,
 )
 from capyctl.control import events as e
 from capyctl.control.book import Book
-from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply, StopFetching
-from capyctl.control.records import DeploymentRow, InstanceRow, Move, ReceiptRow, Wish
-from capyctl.control.spec import Spec
+from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply
+from capyctl.control.records import DeploymentRow, InstanceRow, ReceiptRow, Wish
 from capyctl.fsm import deployment, facts, instance, operation
 from capyctl.fsm.operation import Kind
-from capyctl.fsm.run import CLOSING, Stop
+from capyctl.fsm.run import CLOSING
 from capyctl.fsm.table import Refused
-from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind
+from capyctl.fsm.types import DeploymentId, Millis, OperationId, Origin
 
 RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
 
@@ -118,25 +110,19 @@ def _decide(book: Book, event: e.Event) -> Receipt:
 # --- deploy -----------------------------------------------------------------------------------------
 
 
-def _wanted(spec: Spec) -> deployment.Wanted:
-    return deployment.Wanted(
-        instances=spec.instances, parks=spec.residency.parks, activation=spec.activation, warm=spec.warm
-    )
-
-
 def _create(book: Book, event: e.DeployAsked) -> Receipt:
     spec, identity = event.spec, event.deployment
     taken = [route for route in spec.routes if route in book.routes]
     row = DeploymentRow(state=deployment.State(deployment=identity), spec=spec, created_at_ms=event.now_ms)
     free = not taken and spec.name not in book.named
-    fact = deployment.DeployAsked(now_ms=event.now_ms, wanted=_wanted(spec), published=bool(spec.hosts), free=free)
+    fact = deployment.DeployAsked(now_ms=event.now_ms, wanted=deeds.wanted(spec), published=bool(spec.hosts), free=free)
     after, effects = deployment.step(row.state, fact)
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))
     for route in spec.routes:
         book.routes[route] = identity
-    resize(book, identity, spec.instances)
-    _perform(book, identity, effects, None)
+    deeds.resize(book, identity, spec.instances)
+    deeds.perform(book, identity, effects, None)
     return _activated(book, event, identity, revision=after.revision)
 
 
@@ -155,7 +141,7 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     fact = deployment.ReviseAsked(
         now_ms=event.now_ms,
         expected_revision=event.expected_revision or 0,
-        wanted=_wanted(spec),
+        wanted=deeds.wanted(spec),
         count_only=count_only,
         live=any(one.has_launch or one.in_progress for _, one in book.of(row.state.deployment)),
     )
@@ -178,49 +164,16 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
         book.routes[route] = row.state.deployment
     for lane, _ in list(book.of(row.state.deployment)):
         lanes.tell(book, lane, facts.Revised(now_ms=event.now_ms))
-    _perform(book, row.state.deployment, effects, None)
+    deeds.perform(book, row.state.deployment, effects, None)
     if kept and after.gate is deployment.Gate.MEASURED:
         # Its document is what it was, its files may not be: whoever deploys again means those that are there now.
         book.order(Measure(deployment=row.state.deployment, revision=after.revision))
     return _activated(book, event, row.state.deployment, revision=after.revision)
 
 
-def renew(book: Book, identity: DeploymentId) -> None:
-    """The same document as a new revision, measured and sized again, by nobody's command."""
-    row = book.deployments[identity]
-    fact = deployment.ReviseAsked(
-        now_ms=book.now_ms,
-        expected_revision=row.state.revision,
-        wanted=_wanted(row.spec),
-        live=any(one.has_launch or one.in_progress for _, one in book.of(identity)),
-        resume=any(one.on_the_way for _, one in book.of(identity)),
-    )
-    after, effects = deployment.step(row.state, fact)
-    if any(isinstance(one, Refused) for one in effects):
-        return  # it is being deleted
-    book.put_deployment(
-        DeploymentRow(state=after, spec=row.spec, created_at_ms=row.created_at_ms, generation=row.generation)
-    )
-    for lane, _ in list(book.of(identity)):
-        lanes.tell(book, lane, facts.Revised(now_ms=book.now_ms))
-    _perform(book, identity, effects, None)
-
-
 def _at_work(book: Book, identity: DeploymentId) -> bool:
     """An engine of it serves, or is about to: nothing of that is ended for a document that says the same."""
     return any(one.has_launch and not one.is_parked and not one.ending for _, one in book.of(identity))
-
-
-def remeasured(book: Book, identity: DeploymentId) -> None:
-    """Its files are others than those that its engines were started on: these end, and start again on the new ones."""
-    row = book.deployments[identity]
-    for lane, one in list(book.of(identity)):
-        if not one.has_launch or one.digest == row.digest:
-            continue
-        serves = one.on_the_way
-        stop_lane(book, lane, StopKind.REVISION)
-        if serves and not requests.operator_stopped(book, row):
-            activate(book, lane, Wish(origin=Origin.OPERATOR, since_ms=book.now_ms))
 
 
 def _activated(book: Book, event: e.DeployAsked, identity: DeploymentId, *, revision: int) -> Receipt:
@@ -364,43 +317,7 @@ def _wish_all(book: Book, identity: DeploymentId, wish: Wish) -> None:
     for lane, one in list(book.of(identity)):
         if not one.is_ready:
             lanes.tell(book, lane, facts.Reopened(now_ms=book.now_ms))
-            activate(book, lane, wish)
-
-
-def activate(book: Book, lane: Lane, wish: Wish) -> Refused | None:
-    """Want this instance to serve: a new start or wake, or joining the one in progress (invariant 50).
-
-    A wish outlives what is in its way: it is taken up again once the instance is at rest (`schedule`).
-    Returns: why nothing can be begun now, None when something was.
-    """
-    row = book.instances[lane]
-    if row.wish is None or (wish.origin is Origin.OPERATOR and row.wish.origin is not Origin.OPERATOR):
-        present = row.wish or wish
-        wish = attrs.evolve(wish, host=present.host, switch=present.switch)
-        book.put_instance(lane, attrs.evolve(row, wish=wish))
-    elif wish.evict and not row.wish.evict:
-        book.put_instance(lane, attrs.evolve(row, wish=attrs.evolve(row.wish, evict=True)))
-    return take_up(book, lane, wish)
-
-
-def take_up(book: Book, lane: Lane, wish: Wish) -> Refused | None:
-    """Begin what a wish asks for, if the deployment may have something begun now; else it waits."""
-    owner = book.deployments[lane.deployment]
-    if owner.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
-        return None  # the instances of the old revision come to their end first
-    spec = owner.spec
-    return lanes.tell(
-        book,
-        lane,
-        facts.Activated(
-            now_ms=book.now_ms,
-            origin=wish.origin,
-            wait_ends_at_ms=wish.until_ms,
-            tier=spec.residency,
-            waits_idle=spec.traits.idle_signal and not spec.traits.parks,
-            needs_canary=spec.traits.parks,
-        ),
-    )
+            deeds.activate(book, lane, wish)
 
 
 def _stop(book: Book, event: e.StopAsked) -> Receipt:
@@ -414,22 +331,14 @@ def _stop(book: Book, event: e.StopAsked) -> Receipt:
     if open_stop is not None:
         book.put_deployment(attrs.evolve(row, state=after))
         operations.tell(book, open_stop.operation, operation.Joined(now_ms=event.now_ms))
-        _perform(book, identity, effects, open_stop.operation)
+        deeds.perform(book, identity, effects, open_stop.operation)
         return Receipt(operation=open_stop.operation, deployment=identity, revision=after.revision, joined=True)
     book.put_deployment(attrs.evolve(row, state=after))
-    supersede(book, identity, event.command.operation)
+    deeds.supersede(book, identity, event.command.operation)
     indices = tuple(lane.index for lane, one in book.of(identity) if one.has_launch or one.in_progress)
     _open(book, event.command.operation, identity, Kind.STOP, indices, None, event.now_ms)
-    _perform(book, identity, effects, event.command.operation)
+    deeds.perform(book, identity, effects, event.command.operation)
     return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
-
-
-def supersede(book: Book, identity: DeploymentId, by: OperationId) -> None:
-    """End the open starts and parks of a deployment that armed nothing: a stop was accepted over them."""
-    for goal in (operations.SERVE, operations.PARK, operations.PREINIT):
-        for state in operations.open_for(book, identity, goal):
-            if state.phase is operation.Phase.ACCEPTED:
-                operations.tell(book, state.operation, operation.Replaced(now_ms=book.now_ms, by=by))
 
 
 def _park(book: Book, event: e.ParkAsked) -> Receipt:
@@ -450,11 +359,11 @@ def _park(book: Book, event: e.ParkAsked) -> Receipt:
     open_park = next(operations.open_for(book, identity, operations.PARK), None)
     if open_park is not None:
         operations.tell(book, open_park.operation, operation.Joined(now_ms=event.now_ms))
-        _perform(book, identity, effects, open_park.operation)
+        deeds.perform(book, identity, effects, open_park.operation)
         return Receipt(operation=open_park.operation, deployment=identity, revision=after.revision, joined=True)
     indices = tuple(lane.index for lane, one in book.of(identity) if one.may_park or one.parking)
     _open(book, event.command.operation, identity, Kind.PARK, indices, None, event.now_ms)
-    _perform(book, identity, effects, event.command.operation)
+    deeds.perform(book, identity, effects, event.command.operation)
     return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
 
 
@@ -485,9 +394,9 @@ def _delete(book: Book, event: e.DeleteAsked) -> Receipt:
     after, effects = deployment.step(row.state, deployment.DeleteAsked(now_ms=event.now_ms, stop=event.stop, live=live))
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))
-    supersede(book, identity, event.command.operation)
+    deeds.supersede(book, identity, event.command.operation)
     _open(book, event.command.operation, identity, Kind.DELETE, indices, None, event.now_ms)
-    _perform(book, identity, effects, event.command.operation)
+    deeds.perform(book, identity, effects, event.command.operation)
     return Receipt(operation=event.command.operation, deployment=identity, revision=after.revision)
 
 
@@ -496,164 +405,15 @@ def _drain(book: Book, event: e.DrainAsked) -> Receipt:
     if host is None:
         raise _Turned("not_found", f"no host {event.host}")
     if event.profile is not None:
-        drain_profile(book, event.host, event.profile)
+        deeds.drain_profile(book, event.host, event.profile)
         return Receipt(operation=None, deployment=None, revision=None)
     book.put_host(attrs.evolve(host, draining=not event.undrain))
     if not event.undrain:
-        drain_host(book, event.host)
+        deeds.drain_host(book, event.host)
     return Receipt(operation=None, deployment=None, revision=None)
 
 
-def drain_host(book: Book, host: HostId) -> None:
-    """Stop every instance on a host; a request starts it again, elsewhere or once the host is undrained."""
-    for lane, _ in book.on(host):
-        stop_lane(book, lane, StopKind.DRAIN)
-
-
-def drain_profile(book: Book, host: HostId, profile: str) -> None:
-    """Stop what runs, or begins to, on a profile; its deployments start again on request, where one offers it."""
-    for lane in sorted({*(lane for lane, _ in book.on(host)), *book.busy}):
-        here = book.instances[lane].machine.run.host in (host, None)
-        if here and book.deployments[lane.deployment].spec.profile == profile:
-            stop_lane(book, lane, StopKind.DRAIN)
-
-
 # --- shared -------------------------------------------------------------------------------------------
-
-
-def stop_lane(book: Book, lane: Lane, kind: StopKind, *, for_name: str | None = None, abrupt: bool = False) -> None:
-    """Ask an instance to end; running requests are waited for unless `abrupt`."""
-    lanes.tell(
-        book,
-        lane,
-        facts.StopRequested(
-            now_ms=book.now_ms,
-            stop=Stop(kind=kind, asked_at_ms=book.now_ms, for_name=for_name),
-            drain_ends_at_ms=None if abrupt else Millis(book.now_ms + book.settings.stop_limit_ms),
-        ),
-    )
-
-
-def resize(book: Book, identity: DeploymentId, count: int) -> None:
-    """Add stopped instances up to `count`; retire the surplus in the order of lifecycle 3.5."""
-    present = dict(book.of(identity))
-    free = (index for index in itertools.count() if Lane(identity, index) not in present)
-    for index in itertools.islice(free, max(0, count - len(present))):
-        lane = Lane(identity, index)
-        book.put_instance(lane, InstanceRow(machine=instance.born(lane, session=book.session)))
-    for lane in surplus(book, identity, count):
-        if not retire(book, lane):
-            stop_lane(book, lane, StopKind.REVISION)
-
-
-def retire(book: Book, lane: Lane) -> bool:
-    """Drop an instance that is at rest with nothing of it left; whether it was."""
-    one = book.instances[lane]
-    if one.has_launch or one.in_progress:
-        return False
-    _forget(book, lane, "the deployment has fewer instances now")
-    return True
-
-
-def _forget(book: Book, lane: Lane, reason: str) -> None:
-    """Drop an instance of which nothing is left; whatever an open operation wanted of it is settled by that."""
-    operations.failed(book, lane, operations.SERVE, "deployment_stopped", reason)
-    operations.failed(book, lane, operations.PREINIT, "deployment_stopped", reason)
-    operations.met(book, lane, operations.PARK)
-    operations.met(book, lane, operations.STOP)
-    book.drop_instance(lane)
-
-
-def surplus(book: Book, identity: DeploymentId, count: int) -> list[Lane]:
-    """Whoever has to go so that `count` are left: the stopped first, then the parked, then the highest index."""
-    present = list(book.of(identity))
-    order = sorted(present, key=lambda pair: _retirement(pair[1], pair[0]))
-    return [lane for lane, _ in order[: max(0, len(present) - count)]]
-
-
-def _retirement(row: InstanceRow, lane: Lane) -> tuple[int, int]:
-    goes = instance.why_stopped(row.machine)
-    order = 2 if row.is_ready else 1 if row.is_parked or goes is None else 0
-    return order, -lane.index
-
-
-def tell(book: Book, identity: DeploymentId, fact: deployment.Event) -> None:
-    """Step a deployment outside of a command and do what it ordered."""
-    row = book.deployments[identity]
-    after, effects = deployment.step(row.state, fact)
-    if after is not row.state:
-        book.put_deployment(attrs.evolve(row, state=after))
-        if after.phase is not row.state.phase:
-            book.moves.append(
-                Move(
-                    machine="deployment",
-                    lane=row.spec.name,
-                    was=row.state.phase.value,
-                    event=type(fact).__name__,
-                    now=after.phase.value,
-                )
-            )
-    _perform(book, identity, effects, None)
-
-
-def _perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by: OperationId | None) -> None:
-    row = book.deployments[identity]
-    for effect in effects:
-        match effect:
-            case deployment.MeasureCheckpoint(revision=revision):
-                book.order(Measure(deployment=identity, revision=revision))
-            case deployment.PlanStop(indices=indices, kind=kind):
-                unwanted = kind is StopKind.DELETE or deployment.operator_stopped(row.state)
-                if unwanted and row.state.gate is not deployment.Gate.MEASURED:
-                    book.order(StopFetching(deployment=identity))
-                for lane, _ in list(book.of(identity)):
-                    if kind is not StopKind.INSTANCE or lane.index in indices:  # retired ones may leave gaps
-                        stop_lane(book, lane, kind)
-            case deployment.PlanStart() if row.state.phase is not deployment.Phase.REVISING:
-                for lane, one in list(book.of(identity)):
-                    if one.wish is None and not one.is_ready:
-                        activate(book, lane, Wish(origin=Origin.OPERATOR, since_ms=book.now_ms, operation=by))
-            case deployment.PlanPark():
-                for lane, one in list(book.of(identity)):
-                    if one.may_park:
-                        if one.wish is not None:
-                            notices.start_ended(book, lane, "lifecycle_conflict", "it was parked before it served")
-                        park_lane(book, lane, Origin.OPERATOR)
-            case deployment.SetCount(instances=count):
-                resize(book, identity, count)
-            case deployment.EndWaiters(code=code, reason=reason):
-                requests.fail_waiters(book, identity, code, outward.words(reason))
-            case deployment.DropRecord():
-                _drop(book, row)
-            case _:
-                pass  # ReportPending is read off the rows
-
-
-def park_lane(book: Book, lane: Lane, origin: Origin) -> None:
-    """Ask an instance to give its memory back."""
-    lanes.tell(
-        book,
-        lane,
-        facts.ParkRequested(
-            now_ms=book.now_ms,
-            origin=origin,
-            drain_ends_at_ms=Millis(book.now_ms + book.settings.drain_timeout_ms),
-            settle_at_stop=requests.settle_at_stop(book, lane),
-            outgrown=residue.outgrown(book, lane),
-        ),
-    )
-
-
-def _drop(book: Book, row: DeploymentRow) -> None:
-    identity = row.state.deployment
-    book.order(StopFetching(deployment=identity))
-    for lane, _ in list(book.of(identity)):
-        _forget(book, lane, "the deployment was deleted")
-    requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
-    verifying.forget(book, identity)
-    book.drop_deployment(identity)
-    for host in sorted(book.online):
-        leftovers.prune_logs(book, host)
 
 
 def _open(

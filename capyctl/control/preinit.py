@@ -7,7 +7,7 @@ reported by itself. What is to be done next is read off the open operation and t
 
 from __future__ import annotations
 
-from capyctl.control import commands, lanes, operations, requests
+from capyctl.control import deeds, lanes, operations, requests
 from capyctl.control.book import Book
 from capyctl.control.records import Wish
 from capyctl.fsm import deployment, facts, operation
@@ -40,7 +40,7 @@ def _advance(book: Book, state: operation.State) -> None:
             operations.met(book, lane, operations.PREINIT)
             continue
         if row.gate_open and row.is_ready:
-            commands.park_lane(book, lane, Origin.PREINIT)
+            deeds.park_lane(book, lane, Origin.PREINIT)
         elif row.may_start and row.wish is None:
             hopeless = _hopeless(book, state.deployment)
             if hopeless is not None:
@@ -53,7 +53,7 @@ def _advance(book: Book, state: operation.State) -> None:
                 operation=state.operation,
                 until_ms=state.deadline_ms,
             )
-            refused = commands.activate(book, lane, wish)
+            refused = deeds.activate(book, lane, wish)
             if refused is not None:
                 operations.failed(book, lane, operations.PREINIT, refused.code, "it cannot be started now")
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capyctl.control import commands
+from capyctl.control import deeds
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import cleanup, instance, residency
@@ -30,7 +30,7 @@ def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
         plan = parked.reclaim(book.ledger, ask, mine, since_ms=book.now_ms, seen=book.seen, now_ms=book.now_ms)
         if isinstance(plan, Eviction) and plan.victims:
             for owner in plan.owners:
-                commands.stop_lane(book, lane_of_owner(owner), StopKind.RECLAIM)
+                deeds.stop_lane(book, lane_of_owner(owner), StopKind.RECLAIM)
             return True
     return False
 
@@ -51,7 +51,7 @@ def relieve(book: Book) -> None:
             book.crowded.discard(host)
             continue
         oldest = min(asleep, key=lambda one: (one.last_used_at_ms, one.owner))
-        commands.stop_lane(book, lane_of_owner(oldest.owner), StopKind.RECLAIM)
+        deeds.stop_lane(book, lane_of_owner(oldest.owner), StopKind.RECLAIM)
 
 
 def _leaves(row: InstanceRow) -> bool:

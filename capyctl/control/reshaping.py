@@ -5,7 +5,7 @@ What was charged there has ended by then; the role sees to that before it publis
 
 from __future__ import annotations
 
-from capyctl.control import commands
+from capyctl.control import deeds
 from capyctl.control.book import Book
 from capyctl.fsm.deployment import Gate
 from capyctl.fsm.types import Domain, HostId
@@ -28,7 +28,7 @@ def resolve_anew(book: Book, host: HostId, before: HostPolicy | None, after: Hos
         hopeless = row.state.gate is Gate.UNUSABLE and host in row.spec.hosts
         runs = any(one.has_launch for _, one in book.of(row.state.deployment))
         if (sized_otherwise or hopeless) and not runs:
-            commands.renew(book, row.state.deployment)
+            deeds.renew(book, row.state.deployment)
 
 
 def _shape(policy: HostPolicy) -> set[tuple[Domain, DomainKind, int]]:

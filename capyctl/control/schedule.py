@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from capyctl.control import commands, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
+from capyctl.control import deeds, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
 from capyctl.control.book import SETTLING, Book
 from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import InstanceRow, Wish
@@ -232,7 +232,7 @@ def _wishes(book: Book) -> None:
         if owner.state.phase is deployment.Phase.UNUSABLE:
             code, reason = owner.state.gate_code or "checkpoint_unusable", owner.state.gate_reason
         else:
-            refused = commands.take_up(book, lane, row.wish)
+            refused = deeds.take_up(book, lane, row.wish)
             if refused is None:
                 continue
             code, reason = refused.code, "it cannot be started now"
@@ -494,7 +494,7 @@ def _waiters(book: Book) -> None:
         else:
             lane = _cheapest(book, target)
             if lane is not None:
-                commands.activate(book, lane, wish)
+                deeds.activate(book, lane, wish)
 
 
 def _join(book: Book, coming: list[Lane], wish: Wish) -> None:
@@ -502,7 +502,7 @@ def _join(book: Book, coming: list[Lane], wish: Wish) -> None:
     for lane in coming:
         row = book.instances[lane]
         if row.wish is None and row.phase in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
-            commands.activate(book, lane, wish)
+            deeds.activate(book, lane, wish)
 
 
 def _cheapest(book: Book, target: DeploymentId) -> Lane | None:
@@ -523,7 +523,7 @@ def _restart_saturated(book: Book, target: DeploymentId) -> None:
     """Every place waits for a stop: then the stop comes now, and the instance starts again."""
     for lane, row in book.of(target):
         if row.is_ready and not row.draining:
-            commands.stop_lane(book, lane, StopKind.SATURATION, abrupt=True)
+            deeds.stop_lane(book, lane, StopKind.SATURATION, abrupt=True)
 
 
 # --- deployments that wait for their instances ------------------------------------------------------------
@@ -536,10 +536,10 @@ def _settled(book: Book) -> None:
         live = [one for _, one in book.of(target) if one.has_launch or one.in_progress]
         if row.state.phase in SETTLING:
             if not live:
-                commands.tell(book, target, deployment.InstancesSettled(now_ms=book.now_ms))
+                deeds.tell(book, target, deployment.InstancesSettled(now_ms=book.now_ms))
         else:
-            for lane in commands.surplus(book, target, row.spec.instances):
-                commands.retire(book, lane)
+            for lane in deeds.surplus(book, target, row.spec.instances):
+                deeds.retire(book, lane)
 
 
 # --- timers ---------------------------------------------------------------------------------------------------
@@ -558,13 +558,13 @@ def idle_timer(book: Book, lane: Lane) -> None:
     since = book.used_at.setdefault(lane, book.now_ms)
     if row.gate_open and settings.ready_idle_ms is not None:
         if book.now_ms - since >= settings.ready_idle_ms and not book.traffic.queue(lane.deployment).waiting:
-            commands.park_lane(book, lane, Origin.IDLE)
+            deeds.park_lane(book, lane, Origin.IDLE)
         else:
             ends_at = max(since, book.now_ms - settings.ready_idle_ms + HALF_A_SECOND) + settings.ready_idle_ms
             book.due.at(Millis(ends_at + idle.MARGIN_MS), "idle", lane)
     elif row.is_parked and settings.parked_idle_ms is not None:
         if book.now_ms - since >= settings.parked_idle_ms:
-            commands.stop_lane(book, lane, StopKind.IDLE)
+            deeds.stop_lane(book, lane, StopKind.IDLE)
         else:
             book.due.at(Millis(since + settings.parked_idle_ms + idle.MARGIN_MS), "idle", lane)
 

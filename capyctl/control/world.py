@@ -14,6 +14,7 @@ import attrs
 from capyctl.control import (
     answering,
     commands,
+    deeds,
     hosts,
     invariants,
     lanes,
@@ -231,9 +232,9 @@ def _resolved(book: Book, event: e.RevisionResolved) -> None:
         )
     )
     fact = deployment.RevisionResolved(now_ms=event.now_ms, revision=event.revision, parks=settled.parks)
-    commands.tell(book, event.deployment, fact)
+    deeds.tell(book, event.deployment, fact)
     if again:
-        commands.remeasured(book, event.deployment)
+        deeds.remeasured(book, event.deployment)
 
 
 def _unusable(book: Book, event: e.RevisionUnusable) -> None:
@@ -252,7 +253,7 @@ def _unusable(book: Book, event: e.RevisionUnusable) -> None:
         fact = deployment.RevisionUnusable(
             now_ms=event.now_ms, revision=event.revision, gate=gate, code=event.code, reason=event.reason
         )
-    commands.tell(book, event.deployment, fact)
+    deeds.tell(book, event.deployment, fact)
     for lane, one in list(book.of(event.deployment)):
         if one.in_progress and not one.has_launch:
             lanes.tell(
