@@ -97,7 +97,7 @@ def test_what_was_committed_is_what_the_world_holds_and_loads_again(seed: int) -
     life.heal()
     life.shell.run(1_000)
     shell = life.shell
-    shell.run(100, until=lambda: not shell._uncommitted)
+    shell.run(100, until=lambda: not shell._uncommitted and not shell._behind)
     assert shell.durable == rows(shell.world)
     loaded = World.load(shell.world.records(), now_ms=Millis(shell.now), settings=shell.settings)
     assert rows(loaded) == rows(shell.world)
