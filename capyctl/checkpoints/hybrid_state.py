@@ -51,7 +51,7 @@ def state_of(facts: Mapping[str, Any], document: Deployment, family: str) -> Sta
     if family != "sglang" or not values:
         return None
     args = arguments(facts, document)
-    env = {str(name): str(value) for name, value in document.engine_config.env.items()}
+    env = {str(k): str(v) for k, v in {**(facts.get("host_env") or {}), **document.engine_config.env}.items()}
     if said(args, "--max-mamba-cache-size") is not None or said(args, "--mamba-full-memory-ratio") is not None:
         return None  # whoever sizes the pool in arguments has the last word
     draft_tokens = 0

@@ -48,7 +48,8 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine) -> N
         )
     declared = _declared_context(facts, document, slots)
     beside = margin(machine, weights)
-    budget, cache = _budget(document, machine, weights, declared, slots, per_token)
+    default = int(facts.get("default_kv_bytes") or 0)
+    budget, cache = _budget(document, machine, weights, declared, slots, per_token, default)
     context, reason = _fit(facts, declared, slots, per_token, budget, why)
     if cache is None:
         # Neither is stated: the engine allocates what the context needs, and that is what is charged.
@@ -152,9 +153,18 @@ def _per_token(facts: Mapping[str, Any], document: Deployment) -> tuple[int | No
 
 
 def _budget(
-    document: Deployment, machine: Machine, weights: int, declared: int | None, slots: int, per_token: int | None
+    document: Deployment,
+    machine: Machine,
+    weights: int,
+    declared: int | None,
+    slots: int,
+    per_token: int | None,
+    default: int,
 ) -> tuple[int, int | None]:
-    """(bytes that the context may be fitted to, bytes to charge when they are stated)."""
+    """(bytes that the context may be fitted to, bytes to charge when they are stated).
+
+    `default`: what a setting of the host states for documents that say nothing; 0 for none.
+    """
     memory = document.engine_config.memory
     if memory.request is not None:
         words = f"engine_config.memory.request of {gib(memory.request.bytes)}"
@@ -164,7 +174,7 @@ def _budget(
         return memory.kv_cache.bytes, memory.kv_cache.bytes
     if declared is not None and per_token is not None:
         return slots * kv_cache.pad(declared) * per_token, None
-    return machine.default_kv_bytes, None
+    return default or machine.default_kv_bytes, None
 
 
 def _declared_context(facts: Mapping[str, Any], document: Deployment, slots: int) -> int | None:

@@ -177,7 +177,8 @@ def _cache_and_running(
     """(bytes of KV cache, running requests) where the request is derived from them."""
     memory = document.engine_config.memory
     wanted = _slots(facts, document, family, state)
-    cache = memory.kv_cache.bytes if memory.kv_cache is not None else machine.default_kv_bytes
+    default = int(facts.get("default_kv_bytes") or machine.default_kv_bytes)
+    cache = memory.kv_cache.bytes if memory.kv_cache is not None else default
     if state is None:
         return cache, wanted
     fixed = weights + cache + margin(machine, weights) + machine.context_bytes + (0 if machine.card else GRAPH_BYTES)

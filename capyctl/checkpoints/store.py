@@ -44,6 +44,7 @@ class CheckpointStore:
       family_of: the family of a profile; without it the document's own word counts.
       built: whether a profile's engine has compiled its kernels on this host already.
       parsers: what is to be known of the parsers of a deployment on these files, for people.
+      profile_facts: what else of a profile decides about memory: `host_env`, `default_kv_bytes`.
       trust_declared: a digest that a document declares is taken without reading large files (config 5).
     """
 
@@ -56,6 +57,7 @@ class CheckpointStore:
         family_of: Callable[[str], str] | None = None,
         built: Callable[[str], bool] | None = None,
         parsers: Callable[[Deployment, Path], Mapping[str, str]] | None = None,
+        profile_facts: Callable[[str], Mapping[str, Any]] | None = None,
         trust_declared: bool = False,
     ) -> None:
         self.cache = StatCache(cache_file)
@@ -64,6 +66,7 @@ class CheckpointStore:
         self.family_of = family_of
         self.built = built
         self.parsers = parsers
+        self.profile_facts = profile_facts
         self.trust_declared = trust_declared
 
     def resolve(self, model: str) -> Path:
@@ -107,6 +110,8 @@ class CheckpointStore:
         facts = {**self._facts(listing, wanted, fixed), "host_args": fixed}
         if self.built is not None and self.built(wanted.profile):
             facts["kernels_built"] = True
+        if self.profile_facts is not None:
+            facts |= self.profile_facts(wanted.profile)
         if self.parsers is not None:
             facts |= self.parsers(wanted, model_dir)
         return listing, facts

@@ -21,6 +21,7 @@ class Registered:
     digest: str | None = None  # sha256: of the installation's files; None when they could not be measured
     source: str = ENGINES_FILE
     manifest: Manifest | None = None  # of a custom engine, which has one
+    kv_cache_bytes: int | None = None  # of its deployments that state nothing of memory, where a setting says so
     lacks: str | None = None  # what its build would need to park, where registration found that missing
 
     @property

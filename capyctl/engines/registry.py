@@ -197,6 +197,15 @@ class Registry:
         """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""
         return self.registered(profile).profile.args
 
+    def sizing_facts(self, profile: str) -> Mapping[str, Any]:
+        """What else of a profile decides about memory: its variables, and a cache that a setting states for it.
+
+        Raises: Refusal as `registered`.
+        """
+        registered = self.registered(profile)
+        facts: dict[str, Any] = {"host_env": {str(name): str(value) for name, value in registered.profile.env.items()}}
+        return facts if registered.kv_cache_bytes is None else {**facts, "default_kv_bytes": registered.kv_cache_bytes}
+
 
 def _program(registered: Registered) -> Path:
     """The program that a setting names: its own path, or the one in the environment that it names.
@@ -230,7 +239,8 @@ def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[st
                     installation_drift=local.installation_drift,
                 ),
             )
-            own[own_name] = Registered(name=own_name, profile=profile, source=LOCAL_ENGINE)
+            cache = local.kv_cache.bytes if local.kv_cache is not None else None
+            own[own_name] = Registered(name=own_name, profile=profile, source=LOCAL_ENGINE, kv_cache_bytes=cache)
     for profile_name, profile in stated.items():
         if profile.engine not in FAMILIES:
             continue  # accepted in a document, not run by this release: deployments on it are not published

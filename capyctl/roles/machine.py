@@ -226,6 +226,7 @@ def checkpoints_of(settings: StandaloneSettings, registry: Registry, cache_file:
         family_of=lambda profile: registry.registered(profile).engine,
         built=partial(registry.built, Path(settings.places.host)),
         parsers=registry.parsers,
+        profile_facts=registry.sizing_facts,
         trust_declared=settings.document.host.checkpoints.trust_declared_digest,
     )
 

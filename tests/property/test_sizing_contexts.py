@@ -122,6 +122,16 @@ def test_a_cache_of_less_than_a_block_names_what_would_hold_one() -> None:
         assert plan(facts, enough).context_tokens == 16
 
 
+def test_a_cache_that_the_host_states_is_for_documents_that_say_nothing() -> None:
+    facts = tensors(GIB, (layers_of(32),), default_kv_bytes=6 * GIB)
+    assert plan(facts, deployment()).pools["kv_cache"] == 6 * GIB
+    assert plan(facts, deployment(CACHE)).pools["kv_cache"] == GIB
+    assert plan(facts, deployment({"memory": {"request": "12GiB"}})).pools["kv_cache"] == 12 * GIB - GIB - 8 * GIB
+    header = {"weight_bytes": GIB, "kv_heads": [8] * 32, "key_length": 128, "value_length": 128}
+    header |= {"context_trained": 1 << 20, "not_derivable": None, "default_kv_bytes": 6 * GIB}
+    assert plan(header, deployment({}, "llamacpp")).context_tokens == 6 * GIB // (4 * PER_TOKEN) // 256 * 256
+
+
 # --- hybrids on vLLM -------------------------------------------------------------------------------
 
 QWEN_35_9B = delta_net(8, 24) | {
@@ -256,6 +266,7 @@ def test_types_of_a_state_are_the_last_that_were_said() -> None:
     for extra, facts, slot in (
         ({}, {"state_dtype": "bfloat16"}, half),
         ({"env": {"SGLANG_MAMBA_SSM_DTYPE": "bfloat16"}}, {}, half),
+        ({}, {"host_env": {"SGLANG_MAMBA_SSM_DTYPE": "bfloat16"}}, half),
         (args("--mamba-ssm-dtype", "float32") | {"env": {"SGLANG_MAMBA_SSM_DTYPE": "bfloat16"}}, {}, SLOT),
         ({"env": {"SGLANG_MAMBA_CONV_DTYPE": "float32"}}, {}, 36 * (30_720 * 4 + 786_432 * 4)),
     ):

@@ -25,6 +25,7 @@ from capyctl.engines.register import add_custom, add_engine, locate, remove_engi
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Refusal
+from capyctl.units import Size
 
 from .conftest import ENVIRONMENT, PYTHON
 
@@ -411,6 +412,9 @@ def test_the_roles_own_engine_is_local_and_measured_at_its_start() -> None:
     registry.measure_own()
     assert re.fullmatch(r"\d{4}\.\d+\.\d+", registry.registered("local").version)
     assert registry.registered("local").source == "local_engine"
+    assert registry.sizing_facts("local") == {"host_env": {}}
+    stated = Registry(None, local=LocalEngine(llamacpp=PYTHON, kv_cache=Size(6 << 30)))  # type: ignore[arg-type]
+    assert stated.sizing_facts("local") == {"host_env": {}, "default_kv_bytes": 6 << 30}
 
 
 # --- detection -------------------------------------------------------------------------------------
