@@ -67,25 +67,44 @@ class Told:
     reason: str = ""
     hinted: bool = False
     download_ends: float = 0.0
+    digest_ends: float = 0.0
+    measures: bool = False  # the files are being measured now
+    measured: str = ""  # the line of a terminal while they are, once it is known how much it is
 
     def look(self, operation: dict[str, Any], change: Callable[[str], None]) -> None:
         """Say what an open operation waits for now, if it is something else than before; a download is watched.
 
-        Raises: Failure `activation_timeout` as `watch_download`.
+        Raises: Failure `activation_timeout` as `watch_download`, or when the files are measured for too long.
         """
         reason = operation.get("reason")
+        self.measures, self.measured = False, ""
         if not reason:
             view = self._deployment(operation)
             if _is_downloaded(view):
                 self.download_ends = self.download_ends or say_download(str(view["name"]))
                 view = watch_download(self.management, view, change, self.download_ends)
-            reason = view.get("waiting")
+            self._look_at_digest(view)
+            reason = None if self.measures else view.get("waiting")
         if reason and reason != self.reason:
             self.reason = str(reason)
             note(f"Waiting: {' '.join(self.reason.split())}")
         if operation.get("waiting_code") in CAPACITY and not self.evict and not self.hinted:
             self.hinted = True
             note(MAKE_ROOM)
+
+    def _look_at_digest(self, view: Mapping[str, Any]) -> None:
+        """Say that the files are measured, with the bound. Raises: Failure `activation_timeout` beyond it."""
+        name, checkpoint = str(view.get("name")), view.get("checkpoint") or {}
+        self.measures = checkpoint.get("state") == "measuring"
+        self.measured = _measured_line(name, checkpoint) if self.measures else ""
+        if self.measures and not self.digest_ends:
+            self.digest_ends = say_measurement(name)
+        if self.measures and time.monotonic() >= self.digest_ends:
+            raise Failure(
+                "activation_timeout",
+                f"{name} is still {being_measured(checkpoint)}; that goes on, "
+                f"and `capyctl start deployment {name} --wait` waits for it again",
+            )
 
     def _deployment(self, operation: dict[str, Any]) -> dict[str, Any]:
         """The deployment, which says what its operation does not; empty once it was deleted."""
@@ -129,7 +148,8 @@ def wait_for(
             if told is not None and waited >= QUIET_S:
                 told.look(operation, change)
             reason = operation.get("reason")
-            change(f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})")
+            doing = f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})"
+            change((told.measured if told is not None else "") or doing)
             time.sleep(min(pause, limit_s - waited))
     raise AssertionError("pauses never end")
 
@@ -155,6 +175,12 @@ def being_measured(checkpoint: Mapping[str, Any]) -> str:
     return f"being measured: {downloaded(read)}" if read.get("total_bytes") else "being measured"
 
 
+def say_measurement(name: str) -> float:
+    """Say that a digest is waited for, with its bound; when that ends."""
+    note(f"Waiting for the checkpoint digest of {name} to be measured (at most {DIGEST_LIMIT_S}s)")
+    return time.monotonic() + DIGEST_LIMIT_S
+
+
 def watch_measurement(
     management: Management, identity: str, name: str, change: Callable[[str], None], ends: float
 ) -> None:
@@ -171,11 +197,19 @@ def watch_measurement(
         read = checkpoint.get("measured") or {}
         if read.get("total_bytes"):
             text = downloaded(read)
-            change(f"Measuring {name} {_bar(int(read['done_bytes']), int(read['total_bytes']))} {text}")
+            change(_measured_line(name, checkpoint))
             if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
                 told_at, told = now, text
                 note(f"Measuring {name}: {text}")
         time.sleep(min(pause, max(0.0, ends - now)))
+
+
+def _measured_line(name: str, checkpoint: Mapping[str, Any]) -> str:
+    """`Measuring chat ━━━╌╌╌ 1.2 GiB of 4.5 GiB (27 %)`; empty while nobody says how far it is."""
+    read = checkpoint.get("measured") or {}
+    if not read.get("total_bytes"):
+        return ""
+    return f"Measuring {name} {_bar(int(read['done_bytes']), int(read['total_bytes']))} {downloaded(read)}"
 
 
 def _bar(done: int, total: int) -> str:

@@ -312,10 +312,11 @@ class Services:
         identity = DeploymentId(view["id"])
         rows = self.fetching(identity)
         if not rows:
-            if identity not in self.world.book.measuring:
+            read = self.measuring(identity)
+            if not read and identity not in self.world.book.measuring:
                 return view
             checkpoint = {**view["checkpoint"], "state": "measuring"}
-            if read := self.measuring(identity):
+            if read:
                 slowest = min(read, key=lambda row: row["done_bytes"] - row["total_bytes"])
                 figures = {name: slowest[name] for name in ("done_bytes", "total_bytes")}
                 checkpoint["measured"] = {**figures, "hosts": read}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, DeploymentId, Millis
 from capyctl.host import looks
 from capyctl.server.hosts import HostLinks, listener
+from capyctl.server.services import Services
 from capyctl.session import messages as m
 from capyctl.session.codec import decode_message, encode_message
 
@@ -54,6 +56,22 @@ async def test_what_a_host_says_of_a_digest_is_shown_until_it_ends(autojump_cloc
         assert links.measuring.progress(DeploymentId("E")) == []
         host.go.set()
     assert links.measuring.progress(NAME) == []
+
+
+def test_a_view_shows_the_host_that_has_most_left_to_read() -> None:
+    rows = [
+        {"host_id": "one", "done_bytes": 5, "total_bytes": 9},
+        {"host_id": "two", "done_bytes": 0, "total_bytes": 2},
+    ]
+    services: Any = SimpleNamespace(
+        fetching=lambda _: [], measuring=lambda _: rows, world=SimpleNamespace(book=SimpleNamespace(measuring=set()))
+    )
+    view = {"id": NAME, "checkpoint": {"state": "pending", "digest": None}, "waiting": None}
+    checkpoint = Services._with_download(services, view)["checkpoint"]
+    figures = {"done_bytes": 5, "total_bytes": 9, "hosts": rows}
+    assert checkpoint == {"state": "measuring", "digest": None, "measured": figures}
+    rows.clear()
+    assert Services._with_download(services, view) == view
 
 
 def test_the_report_travels() -> None:

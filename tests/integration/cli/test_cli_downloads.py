@@ -139,6 +139,32 @@ def test_a_terminal_shows_a_bar_of_what_was_read(at_once: None, monkeypatch: pyt
     assert drawn == [f"Measuring m {'━' * 12}{'╌' * 12} 2.0 GiB of 4.0 GiB (50 %)"]
 
 
+def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    view = {"id": "D", "name": "m", "checkpoint": measuring(1 << 30), "waiting": "the checkpoint is being measured"}
+
+    class Asked:
+        def get(self, path: str) -> dict[str, Any]:
+            return view
+
+    told = progress.Told(Asked(), False)  # type: ignore[arg-type]
+    for _ in range(2):
+        told.look({"deployment_id": "D"}, lambda text: None)
+    line = "Waiting for the checkpoint digest of m to be measured (at most 900s)"
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert told.measured == f"Measuring m {'━' * 6}{'╌' * 18} 1.0 GiB of 4.0 GiB (25 %)"
+    monkeypatch.setattr(progress.time, "monotonic", lambda: told.digest_ends)
+    with pytest.raises(
+        CapyError, match=r"m is still being measured: 1.0 GiB of 4.0 GiB \(25 %\); that goes on"
+    ) as caught:
+        told.look({"deployment_id": "D"}, lambda text: None)
+    assert (caught.value.code, caught.value.exit_code) == ("activation_timeout", 10)
+    view |= {"checkpoint": MEASURED, "waiting": None}
+    told.look({"deployment_id": "D"}, lambda text: None)
+    assert told.measured == ""
+
+
 def test_status_shows_how_far_a_digest_is(shell: Shell, role: FakeRole):
     role.add("m", checkpoint={**measuring(1 << 30), "reason": "an older failure"})
     role.add("n", checkpoint={"state": "pending"})
