@@ -36,7 +36,11 @@ def test_a_command_that_does_not_exist_names_the_one_that_was_meant(shell: Shell
 
 def test_what_resembles_nothing_lists_what_there_is_and_what_is_too_much_is_named(shell: Shell) -> None:
     assert "expected one of config, delete, demo," in shell("bogus").err
-    assert shell("list", "chat").err.splitlines()[0].endswith("expected one of deployments, engines, hosts, memory, sources.")
+    assert (
+        shell("list", "chat")
+        .err.splitlines()[0]
+        .endswith("expected one of deployments, engines, hosts, memory, sources.")
+    )
     for words, line in (
         (("list", "deployments", "extra"), "`capyctl list deployments` takes no 'extra'"),
         (("stop", "deployment", "a", "b"), "`capyctl stop deployment` takes no 'b'"),
