@@ -1,25 +1,31 @@
 """Running an installation's program once, to learn what it is: bounded, with an environment of its own.
 
-The program gets a group of its own, which is ended whatever happens, so that nothing it started stays.
+An overseer runs it (see `overseer`), so that nothing it started stays, in whatever session.
 Source: engines 2.3 step 4, 2.5; security 16.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 import attrs
 
 from capyctl.errors import Refusal
 
+OVERSEER: Final = Path(__file__).with_name("overseer.py")
 TAIL_BYTES = 4096
 _LOOK_S = 0.5
+_END_S = 10.0
 
 
 @attrs.frozen(kw_only=True)
@@ -58,42 +64,81 @@ def run_once(
       bytes_max: most bytes of `stream`; the other stream is read and only its end kept.
     Raises: Refusal with `code` when it cannot be run, prints too much or takes longer than `limit_s`.
     """
+    ours, line = socket.socketpair()
     try:
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise Refusal(code, f"{argv[0]} cannot be run: {error.strerror}") from None
-    try:
-        text, beside = _read(process, what, limit_s, bytes_max, stream, code)
-    finally:
-        # The group, not the process: whatever it started goes with it. The leader is not reaped yet, so its
-        # number cannot have become somebody else's.
         try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing was left in it
-        status = process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(OVERSEER), str(line.fileno()), *argv],
+                env=dict(env),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(line.fileno(),),
+            )
+        except OSError as error:
+            raise Refusal(code, f"{argv[0]} cannot be run: {error.strerror}") from None
+        finally:
+            line.close()
+        run = _Run(process=process, line=ours)
+        try:
+            text, beside = _read(run, what, limit_s, bytes_max, stream, code)
+        finally:
+            run.end()
+        if run.errno:
+            raise Refusal(code, f"{argv[0]} cannot be run: {os.strerror(run.errno)}")
+    finally:
+        ours.close()
     return Said(
-        status=status,
+        status=run.status,
         text=text.decode("utf-8", "replace"),
         beside=beside.decode("utf-8", "replace"),
         stream=stream,
     )
 
 
-def _read(
-    process: subprocess.Popen[bytes], what: str, limit_s: float, bytes_max: int, stream: str, code: str
-) -> tuple[bytes, bytes]:
+@attrs.define(eq=False)
+class _Run:
+    """One program and its overseer. `status` as of `Popen`, and that of SIGKILL for an overseer that was killed."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    status: int = -signal.SIGKILL
+    errno: int = 0
+    _over: bool = False
+
+    def ended(self) -> bool:
+        """Whether the program ended; what it left behind may live on."""
+        if not self._over and select.select([self.line], [], [], 0)[0]:
+            self._over = True
+            word, _, number = self.line.recv(64).decode().partition(" ")
+            self.status = int(number) if word == "exit" else self.status
+            self.errno = int(number) if word == "errno" else 0
+        return self._over
+
+    def end(self) -> None:
+        """End everything that the program started, and the overseer."""
+        self.line.shutdown(socket.SHUT_RDWR)
+        ends = time.monotonic() + _END_S
+        while time.monotonic() < ends and not self._overseer_ended():
+            time.sleep(0.002)
+        # One that was killed left them in its group. It is not reaped yet, so its number is nobody else's.
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing was left in it
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _overseer_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _read(run: _Run, what: str, limit_s: float, bytes_max: int, stream: str, code: str) -> tuple[bytes, bytes]:
+    process = run.process
     judged, other = (process.stdout, process.stderr) if stream == "stdout" else (process.stderr, process.stdout)
     assert judged is not None
     assert other is not None
@@ -104,7 +149,7 @@ def _read(
             selector.register(pipe, selectors.EVENT_READ)
         while selector.get_map():
             ready = selector.select(min(_LOOK_S, max(0.0, ends - time.monotonic())))
-            if not ready and _ended(process):
+            if not ready and run.ended():
                 break  # a child that it left behind holds the streams; the program has said what it says
             if time.monotonic() > ends:
                 raise Refusal(code, f"{what} did not answer within {limit_s:.0f} s")
@@ -119,16 +164,11 @@ def _read(
             if len(said) > bytes_max:
                 raise Refusal(code, f"{what} printed more than {bytes_max} bytes")
     # The streams have ended; a program that closed them and lives on gets what is left of the time.
-    while not _ended(process):
+    while not run.ended():
         if time.monotonic() > ends:
             raise Refusal(code, f"{what} did not end within {limit_s:.0f} s")
         time.sleep(0.005)
     return said, beside
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the leader ended; it stays unreaped, so that its number stays its own."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_what_a_program_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path
     assert time.monotonic() - began < 10
     left = Path(f"/proc/{mark.read_text().strip()}")
     until(lambda: not os.path.exists(left / "exe"), 5, "the end of what was left")  # a zombie has no program
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("echo 1.0", 0), ("echo 1.0; kill -9 $PPID; sleep 60", -9), ("echo 1.0; exec sleep 60", None)],
+)
+def test_what_moves_into_another_session_is_ended_as_well(tmp_path: Path, script: str, status: int | None) -> None:
+    program, mark = tmp_path / "program", tmp_path / "pid"
+    moves = f"setsid sh -c 'echo $$ > {mark}; exec sleep 60' >&- 2>&- &"
+    program.write_text(f"#!/bin/sh\n{moves}\nuntil [ -s {mark} ]; do sleep 0.01; done\n{script}\n")
+    program.chmod(0o755)
+    begins = {"env": {"PATH": "/usr/bin:/bin"}, "what": "it", "bytes_max": 99}
+    if status is None:
+        with pytest.raises(Refusal, match="did not answer"):
+            run_once([str(program)], limit_s=0.5, **begins)
+    else:
+        assert run_once([str(program)], limit_s=30, **begins).status == status
+    moved = Path(f"/proc/{mark.read_text().strip()}")
+    if status == -9:  # whoever ends its overseer is out of reach with what moved; the rest of its group is not
+        os.kill(int(moved.name), signal.SIGKILL)
+    until(lambda: not os.path.exists(moved / "exe"), 5, "the end of what moved")
 
 
 def test_nothing_of_our_environment_reaches_a_program(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
