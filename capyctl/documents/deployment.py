@@ -16,7 +16,7 @@ import attrs
 from capyctl.documents import reader, strict
 from capyctl.documents.engine_config import FAMILIES, EngineConfig
 from capyctl.documents.model_source import Model
-from capyctl.documents.resources import PHASES, DeviceClaim, PhaseResources, Resources
+from capyctl.documents.resources import PHASES, SERVING, DeviceClaim, PhaseResources, Resources
 from capyctl.documents.scalars import Name, Route
 from capyctl.documents.strict import Wrong, at_least, no_more_than, within
 from capyctl.errors import Refusal
@@ -234,9 +234,10 @@ def _check_resources(self: Deployment) -> None:
 
 
 def _check_claims(self: Deployment, resources: Resources) -> None:
-    """The devices of a block are those of its deployment."""
+    """The devices of a block are those of its deployment, and as many as its ranks. A group's figures are a member's."""
     ids = [claim.id for claim in self.devices]
     named = [] if None in ids else [str(device) for device in ids]
+    group = len(self.placement.hosts) > 1
     most = max(1, len(self.devices), self.topology.ranks)
     for phase, block in resources.stated.items():
         for device in (*block.ids, *block.cards):
@@ -244,10 +245,13 @@ def _check_claims(self: Deployment, resources: Resources) -> None:
                 raise Wrong(
                     ("resources", phase), f"uses {device}, and devices names {', '.join(named)}; keep one of them"
                 )
-        if max(len(block.devices), len(block.cards)) > most:
+        uses = max(len(block.devices), len(block.cards))
+        if uses > most:
+            raise Wrong(("resources", phase), f"uses {uses} devices, and topology says {most}; state one for each rank")
+        if phase in SERVING and block.cards and len(block.cards) < self.topology.ranks and not group:
             raise Wrong(
-                ("resources", phase),
-                f"uses {max(len(block.devices), len(block.cards))} devices, and topology says {most}",
+                ("resources", phase, "allocations"),
+                f"hold memory on {len(block.cards)} of {self.topology.ranks} cards; state the bytes of each rank's card",
             )
 
 

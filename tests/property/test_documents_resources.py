@@ -128,7 +128,13 @@ def made(resources: Any, **more: Any) -> Deployment:
             },
             {},
             "resources.cold: uses 2 devices, and topology says 1",
-            "",
+            "state one for each rank",
+        ),
+        (
+            {phase: {"allocations": CARD["allocations"]} for phase in ("cold", "ready")},
+            {"topology": {"tensor_parallel": 2}},
+            "resources.cold.allocations: hold memory on 1 of 2 cards",
+            "each rank's card",
         ),
     ],
 )
@@ -158,6 +164,16 @@ def test_an_engine_whose_memory_nobody_derives_needs_the_block(engine: str) -> N
             {"name": "x", "engine": engine, "model": "m", "engine_config": {"context_length": 512}}, "x.yaml"
         )
     assert refused.value.message == "x.yaml: resources: is required on tensorfold: its memory cannot be derived"
+
+
+def test_two_ranks_have_two_cards() -> None:
+    both = {"allocations": [*CARD["allocations"], {"domain": "gpu1", "bytes": GIB}], "devices": [{}, {}]}
+    made({"cold": both, "ready": both}, topology={"tensor_parallel": 2})
+    with pytest.raises(CapyError) as refused:
+        made({"cold": both | {"devices": [{}]}, "ready": both}, topology={"tensor_parallel": 2})
+    assert "resources.cold.devices: lacks a device" in refused.value.message
+    member = {"cold": CARD | {"devices": [{}]}, "ready": CARD | {"devices": [{}]}}
+    made(member, topology={"tensor_parallel": 2}, placement={"hosts": ["a", "b"]})
 
 
 def test_a_claimed_card_is_the_card_of_the_deployment() -> None:
