@@ -180,6 +180,7 @@ class LocalEngine:
         return {family: path for family, path in pairs if path is not None}
 
     def __attrs_post_init__(self) -> None:
+        _check_fingerprint(self.build_fingerprint)
         if self.args and not (self.vllm or self.tensorfold):
             raise Wrong(("args",), "are read by vllm and tensorfold only")
 
@@ -306,6 +307,7 @@ class EngineProfile:
         return self.engine in _PARKING and self.security.deep_park != "disabled"
 
     def __attrs_post_init__(self) -> None:
+        _check_fingerprint(self.build_fingerprint)
         if self.engine == "sglang" and self.args:
             raise Wrong(
                 ("args",), "sglang takes no arguments fixed by the host; state them in extra_args of a deployment"
@@ -314,6 +316,12 @@ class EngineProfile:
             raise Wrong(("security", "deep_park"), f"{self.engine} cannot park", "capability_missing:deep_park")
         if self.security.trust_remote_code and self.engine not in _PARKING:
             raise Wrong(("security", "trust_remote_code"), f"{self.engine} runs no code of a model")
+
+
+def _check_fingerprint(text: str | None) -> None:
+    """Lists print it as it is. Raises Wrong."""
+    if text is not None and not (0 < len(text) <= 128 and text.isprintable() and " " not in text):
+        raise Wrong(("build_fingerprint",), "expected one word of at most 128 characters")
 
 
 Profiles = Mapping[Name, EngineProfile]

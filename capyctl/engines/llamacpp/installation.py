@@ -29,7 +29,9 @@ CONFIG_FILE = Path("/etc/llama.cpp/config.ini")
 WHEEL = "xllamacpp"
 VERSION_LIMIT_S = 60.0
 OUTPUT_BYTES_MAX = 4096
-_VERSION = re.compile(r"^version: (?P<version>\S+) \(build (?P<build>\d+), commit (?P<commit>[0-9A-Za-z]+)\)$", re.M)
+_VERSION = re.compile(
+    r"^version: (?P<version>[!-~]{1,64}) \(build (?P<build>[0-9]{1,9}), commit (?P<commit>[0-9A-Za-z]{1,40})\)$", re.M
+)
 _LIBRARY = re.compile(r"^libllama\.so\.(?P<version>\d+\.\d+\.\d+)$")
 _DIST_INFO = re.compile(rf"^{WHEEL}-(?P<version>[0-9A-Za-z.+!]+)\.dist-info$")
 

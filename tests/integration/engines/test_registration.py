@@ -118,6 +118,8 @@ def test_the_version_is_read_from_standard_error(tmp_path: Path) -> None:
         ('echo "version: 0.7.0 (build 1, commit abc)"', "engine_unsupported"),  # on standard output
         ('echo "version: 4567 (abcdef0)" >&2', "engine_unsupported"),
         ("true", "engine_unsupported"),
+        (r"printf 'version: \033[31m7 (build 5, commit abc1234)\n' >&2", "engine_unsupported"),
+        (f"printf 'version: {'9' * 65} (build 5, commit abc1234)\\n' >&2", "engine_unsupported"),
         ("exit 3", "engine_version_failed"),
         ("kill -KILL $$", "engine_version_failed"),
         (f"{GOOD}; exit 1", "engine_version_failed"),
@@ -295,6 +297,7 @@ def test_profiles_of_unknown_engines_are_skipped_and_kept(engines_file: Path) ->
         "schema_version: 1\nkind: engines\nruntime_profiles:\n  a: &x {engine: llamacpp}\n  b: *x\n",
         "schema_version: 1\nkind: engines\nkind: engines\n",
         "runtime_profiles:\n  a: {engine: llamacpp, executable: /x, build_fingerprint: x, args: [--host, x]}\n",
+        'runtime_profiles:\n  a: {engine: llamacpp, executable: /x, build_fingerprint: "\\e[31mx"}\n',
         "not: [closed",
         "",
     ],
