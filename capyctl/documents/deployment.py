@@ -234,7 +234,7 @@ def _check_resources(self: Deployment) -> None:
 
 
 def _check_claims(self: Deployment, resources: Resources) -> None:
-    """The devices of a block are those of its deployment, and as many as its ranks. A group's figures are a member's."""
+    """The devices of a block are those of its deployment, one for each rank. A group's figures are a member's."""
     ids = [claim.id for claim in self.devices]
     named = [] if None in ids else [str(device) for device in ids]
     group = len(self.placement.hosts) > 1
@@ -251,7 +251,7 @@ def _check_claims(self: Deployment, resources: Resources) -> None:
         if phase in SERVING and block.cards and len(block.cards) < self.topology.ranks and not group:
             raise Wrong(
                 ("resources", phase, "allocations"),
-                f"hold memory on {len(block.cards)} of {self.topology.ranks} cards; state the bytes of each rank's card",
+                f"hold memory on {len(block.cards)} of {self.topology.ranks} cards; state that of each rank's card",
             )
 
 
