@@ -9,6 +9,7 @@ Source: engines 2.7; config 8, 9.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -22,7 +23,7 @@ import attrs
 import yaml
 
 from capyctl.documents import reader
-from capyctl.errors import Refusal
+from capyctl.errors import CapyError, Failure, Refusal
 
 DOCUMENT_BYTES_MAX = 32 << 10
 LOCK_NAME = "engines.yaml.lock"
@@ -83,10 +84,11 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as error:
         raise Refusal("unsafe_file", f"{path} cannot be read: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise Refusal("unsafe_file", f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise Refusal("unsafe_file", f"{path} is not a regular file")
         if status.st_mode & 0o022 or (status.st_uid not in (0, os.geteuid()) and os.geteuid() != 0):
             # It names programs that a role runs.
             raise Refusal("unsafe_file", f"{path} can be written by other users. Try: chmod 600 {path}")
@@ -99,11 +101,21 @@ def _read(path: Path) -> str | None:
         raise Refusal("invalid_config", f"{path} is not UTF-8 text") from None
 
 
+def _unwritten(path: Path, wrong: OSError) -> CapyError:
+    if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Failure("insufficient_space", f"{path} cannot be written: its disk is full; it is as it was")
+    return Refusal("unsafe_file", f"{path} cannot be written: {os.strerror(wrong.errno or 0)}")
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the directory's lock exclusively; waits for another writer. The directory is made, 0700, when missing."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path.with_name(LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    beside_it = path.with_name(LOCK_NAME)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(beside_it, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as wrong:
+        raise _unwritten(beside_it, wrong) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -118,7 +130,8 @@ def write_blocks(
 
     Args:
       owner: uid and gid for a file that root creates on behalf of a role.
-    Raises: Refusal `publish_rejected` when the file would grow beyond 32 KiB; nothing is written then.
+    Raises: Refusal `publish_rejected` when the file would grow beyond 32 KiB, `unsafe_file` when it cannot be
+      written, Failure `insufficient_space` when its disk is full; nothing is written then.
     """
     body = yaml.safe_dump(
         {"schema_version": 1, "kind": form.kind, form.field: dict(blocks)}, sort_keys=False, allow_unicode=True
@@ -133,8 +146,8 @@ def write_blocks(
     mode = stat.S_IMODE(before.st_mode) if before is not None else 0o600
     keeper = (before.st_uid, before.st_gid) if before is not None else owner
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
@@ -143,8 +156,10 @@ def write_blocks(
                 os.fchown(stream.fileno(), *keeper)
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as wrong:
         temporary.unlink(missing_ok=True)
+        if isinstance(wrong, OSError):
+            raise _unwritten(path, wrong) from None
         raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import re
@@ -310,6 +311,27 @@ def test_a_file_that_cannot_be_understood_is_refused_and_not_replaced(engines_fi
     assert code_of(read_engines, engines_file) == "invalid_config"
     assert code_of(put_profile, engines_file, profile("new")) == "invalid_config"
     assert engines_file.read_text() == f"# capyctl-document-revision: 7\n{head}{body}"
+
+
+def test_a_file_or_a_lock_that_is_a_directory_is_named(engines_file: Path) -> None:
+    engines_file.mkdir(parents=True)
+    assert code_of(read_engines, engines_file) == "unsafe_file"
+    engines_file.rmdir()
+    (engines_file.parent / "engines.yaml.lock").mkdir()
+    assert code_of(put_profile, engines_file, profile("new")) == "unsafe_file"
+
+
+def test_a_full_disk_is_named_and_the_file_stays_as_it_was(engines_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_profile(engines_file, profile("a"))
+    before = engines_file.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert code_of(put_profile, engines_file, profile("b")) == "insufficient_space"
+    assert engines_file.read_bytes() == before
+    assert sorted(path.name for path in engines_file.parent.iterdir()) == ["engines.yaml", "engines.yaml.lock"]
 
 
 def test_a_file_that_others_could_have_written_is_not_used(engines_file: Path) -> None:
