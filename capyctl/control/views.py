@@ -405,6 +405,10 @@ def _host(book: Book, host: HostId) -> Json:
                 "available_bytes": None if sample is None else sample.available_bytes,
                 "observed_at_unix_ms": None if sample is None else sample.seen_at_ms,
                 "memory_source": None if sample is None else sample.source or None,
+                "residents": [
+                    {"name": _owner_name(book, owner), "bytes": amount}
+                    for owner, amount in sorted(({} if sample is None else sample.residents).items())
+                ],
                 "owners": [
                     {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": held.on(name)}
                     for owner, held in sorted(book.ledger.on(host))
