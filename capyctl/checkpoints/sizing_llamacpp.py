@@ -38,7 +38,7 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine) -> N
     """
     slots = document.engine_config.max_concurrent_requests or DEFAULT_SLOTS
     memory = document.engine_config.memory
-    weights = int(facts["weight_bytes"])
+    weights = _weights(facts)
     per_token, why = _per_token(facts, document)
     if per_token is None and memory.kv_cache is None:
         raise Refusal(
@@ -80,7 +80,7 @@ def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Ma
     Raises: Refusal `checkpoint_unusable` when that leaves no cache, or less than is stated for it.
     """
     slots = document.engine_config.max_concurrent_requests or DEFAULT_SLOTS
-    weights = int(facts["weight_bytes"])
+    weights = _weights(facts)
     per_token, why = _per_token(facts, document)
     declared = _declared_context(facts, document, slots)
     # Layers that are kept off the card are in RAM: there the sums cannot be told apart.
@@ -137,6 +137,11 @@ def _within(
             details=details,
         )
     return asked.bytes if asked is not None else left
+
+
+def _weights(facts: Mapping[str, Any]) -> int:
+    """W: the files of the pick, and a draft model's. Source: memory 5.12."""
+    return int(facts["weight_bytes"]) + int((facts.get("draft") or {}).get("weight_bytes", 0))
 
 
 def _per_token(facts: Mapping[str, Any], document: Deployment) -> tuple[int | None, str | None]:

@@ -125,7 +125,9 @@ class CheckpointStore:
                 block.gguf_file if block is not None else None,
                 block.mmproj_file if block is not None else None,
             )
-            return gguf_facts(listing, pick)
+            facts = gguf_facts(listing, pick)
+            draft = draft_facts(wanted, family, [*fixed, *wanted.engine_config.extra_args], self.models_root)
+            return facts if draft is None else {**facts, "draft": draft}
         if family == CUSTOM:
             # Its program decides what it reads; its memory is stated, so this is for time limits and status alone.
             return {"format": "files", "weight_bytes": listing.total_bytes, "context_trained": None}

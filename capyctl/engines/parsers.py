@@ -8,6 +8,8 @@ Source: engines 14.3.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -151,7 +153,12 @@ def template_of(text: str | None) -> str | None:
 
 def _text(path: Path) -> str | None:
     try:
-        with open(path, encoding="utf-8") as stream:
+        # What was listed as a file may have become a pipe since, which nobody waits at.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return None
+        with os.fdopen(descriptor, encoding="utf-8") as stream:
             text = stream.read(TEXT_BYTES_MAX + 1)
     except (OSError, UnicodeDecodeError):
         return None

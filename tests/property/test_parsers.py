@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,10 @@ def test_templates_are_read_where_checkpoints_keep_them(tmp_path: Path) -> None:
     assert read_texts(tmp_path) == ("{}", "T")
     assert template_of('{"chat_template": "one"}') == "one"
     assert template_of("[" * 100_000) is None
+
+
+def test_a_pipe_in_place_of_a_template_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chat_template.jinja")
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "tokenizer_config.json").mkdir()
+    assert read_texts(tmp_path) == (None, None)

@@ -238,6 +238,24 @@ def test_a_set_whose_shards_say_otherwise_is_refused(tmp_path: Path) -> None:
     assert code_of(facts_of, tmp_path) == "checkpoint_unusable"
 
 
+def test_a_draft_model_of_llama_cpp_is_charged_with_its_shards(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    write_tiny(tmp_path / "m" / "m.gguf")
+    (tmp_path / "d").mkdir()
+    draft = tmp_path / "d" / "d.gguf"
+    store = CheckpointStore(None, tmp_path)
+
+    def measured(*args: str) -> Any:
+        config = {"accept_extra_args": True, "extra_args": list(args)}
+        return store.measure(tmp_path / "m", document() | {"engine_config": config}).facts
+
+    assert code_of(measured, "--model-draft", str(draft)) == "checkpoint_unusable"
+    write_tiny(draft)
+    assert measured("-md", str(draft))["draft"]["weight_bytes"] == draft.stat().st_size
+    assert measured("--model-draft", "none")["weight_bytes"] == measured()["weight_bytes"]
+    assert "draft" not in measured()
+
+
 # --- digest ----------------------------------------------------------------------------------------
 
 

@@ -189,6 +189,25 @@ def test_a_drafter_adds_its_weights_and_cache(tmp_path: Path) -> None:
     assert "config.json" in measure(directory, engine_config=args).facts["draft"]["not_derivable"]
 
 
+def test_a_drafter_of_pickles_is_charged_and_not_opened(tmp_path: Path) -> None:
+    directory, draft = write_checkpoint(tmp_path / "m"), tmp_path / "eagle"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(QWEN | {"num_hidden_layers": 1}))
+    (draft / "pytorch_model.bin").write_bytes(b"\x80" * 5000)
+    found = measure(directory, model={"path": "m", "draft": "eagle"}).facts["draft"]
+    assert (found["weight_bytes"], found["cache_values"]) == (5000, 0)
+    assert "cannot be read" in found["not_derivable"]
+
+
+def test_the_drafter_that_is_named_last_counts(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "m")
+    one, two = (write_checkpoint(tmp_path / name, weight_bytes=size) for name, size in (("a", 1000), ("b", 2000)))
+    words = ["--speculative-draft-model-path", str(one), "--speculative-draft-model", str(two)]
+    for args, last in ((words, two), ([*words[2:], *words[:2]], one)):
+        found = measure(directory, engine_config={"accept_extra_args": True, "extra_args": args}).facts["draft"]
+        assert found["weight_bytes"] == (last / "model.safetensors").stat().st_size
+
+
 def test_a_declared_digest_is_taken_without_a_read_when_the_host_trusts_it(tmp_path: Path) -> None:
     size = 1 << 43  # 8 TiB of hole: reading it would not end
     directory = write_checkpoint(tmp_path / "m", weight_bytes=size)
