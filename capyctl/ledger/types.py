@@ -177,5 +177,10 @@ class Plan:
 
     @property
     def whole_host(self) -> bool:
-        """Nobody can size its first start, and none was measured yet: it takes the whole host (memory 14)."""
-        return self.provenance.get(Phase.COLD) == "whole_host" and not self.measured.get(Phase.COLD)
+        """Nobody can size its first start, and none was measured yet: it takes the whole host (memory 14).
+
+        What counts is the engine's own memory, which is planned with more than ready then; RAM beside a card is not.
+        """
+        seen, ready = self.measured.get(Phase.COLD, {}), self.at(Phase.READY)
+        measured = any(figure.planned_bytes > ready.on(domain) for domain, figure in seen.items())
+        return self.provenance.get(Phase.COLD) == "whole_host" and not measured

@@ -73,6 +73,12 @@ def test_a_first_start_takes_the_whole_host_until_one_was_measured() -> None:
     assert as_estimated(made).whole_host
 
 
+def test_ram_beside_a_card_sizes_no_first_start() -> None:
+    whole = attrs.evolve(ON_CARD, provenance={**ON_CARD.provenance, Phase.COLD: "whole_host"})
+    assert with_measured(whole, CARDS, Phase.COLD, {SYSTEM: Bytes(6)}).whole_host
+    assert not with_measured(whole, CARDS, Phase.COLD, {GPU0: Bytes(55)}).whole_host
+
+
 def test_what_was_measured_on_one_card_counts_on_every_card() -> None:
     run = plan(60, 50, 10, domain=GPU1, device="gpu1", ram=4)
     seen = {GPU1: Bytes(55), SYSTEM: Bytes(5)}
