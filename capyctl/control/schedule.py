@@ -14,6 +14,7 @@ import attrs
 
 from capyctl.control import deeds, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
 from capyctl.control.book import SETTLING, Book
+from capyctl.control.naming import names
 from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import InstanceRow, Wish
 from capyctl.errors import InvariantBroken
@@ -412,7 +413,7 @@ def may_take(book: Book, lane: Lane, host: HostId) -> bool:
 def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """It fits nowhere now: say why it waits, once, and leave it to the switches if it may evict."""
     book.shortfalls[lane] = nowhere
-    reason = nowhere.message(switching.names(book))
+    reason = nowhere.message(names(book))
     if book.told_short.get(lane) != reason:
         book.told_short[lane] = reason
         switching.say_short(book, lane, nowhere.code, reason, final=nowhere.never)

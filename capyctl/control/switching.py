@@ -6,7 +6,7 @@ for: the target, the victims, whether it fits now, and what became of each victi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -14,6 +14,7 @@ from capyctl import ulid
 from capyctl.control import answering, lanes, operations, outward, refusing, requests, residue, verifying
 from capyctl.control import events as e
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.naming import names
 from capyctl.control.orders import ReadMemory
 from capyctl.control.records import Move, Wish
 from capyctl.fsm import facts, operation, residency, switch
@@ -68,27 +69,6 @@ def leaving_for(book: Book, lane: Lane) -> frozenset[str]:
         for other, row in book.of(state.target)
         if row.phase is ResidencyPhase.WAKE_PLANNED and row.wish is not None and row.wish.switch == identity
     )
-
-
-@attrs.frozen
-class _Names(Mapping[str, str]):
-    """Looked up when a message names an owner, one by one: a fleet has many."""
-
-    book: Book
-
-    def __getitem__(self, owner: str) -> str:
-        return self.book.deployments[lane_of_owner(owner).deployment].spec.name
-
-    def __iter__(self) -> Iterator[str]:
-        return (lane.owner for lane in self.book.instances)
-
-    def __len__(self) -> int:
-        return len(self.book.instances)
-
-
-def names(book: Book) -> Mapping[str, str]:
-    """Ledger owners by the names that people gave them."""
-    return _Names(book)
 
 
 def words(book: Book, short: Shortfall) -> str:

@@ -6,6 +6,7 @@ Source: memory 14.
 from __future__ import annotations
 
 from capyctl.control.book import Book
+from capyctl.control.naming import names
 from capyctl.fsm.types import Bytes, DeploymentId
 from capyctl.ledger.shortfall import listed
 
@@ -16,7 +17,6 @@ def in_the_way(book: Book, identity: DeploymentId) -> str | None:
     None while some host may be, or come to be, ready for it: it is sized there, nothing is charged, or none is online.
     """
     row = book.deployments[identity]
-    names = {lane.owner: book.deployments[lane.deployment].spec.name for lane in book.instances}
     mine = {lane.owner for lane, _ in book.of(identity)}
     found: list[str] = []
     for host, plan in row.plans.items():
@@ -28,7 +28,7 @@ def in_the_way(book: Book, identity: DeploymentId) -> str | None:
             return None
         ranked = tuple(sorted(others, key=lambda other: (-other[1], other[0])))
         found.append(
-            f"{book.hosts[host].policy.name} has to be empty for it, and is charged to {listed(ranked, names)}"
+            f"{book.hosts[host].policy.name} has to be empty for it, and is charged to {listed(ranked, names(book))}"
         )
     if not found:
         return None

@@ -9,7 +9,8 @@ Source: memory 12, 14; lifecycle 12.3, 12.4 and 23, invariants 40, 45-49; decisi
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 import attrs
 
@@ -17,7 +18,7 @@ from capyctl.fsm.types import Bytes, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.forecast import Forecast
-from capyctl.ledger.placement import Nowhere
+from capyctl.ledger.placement import Nowhere, nowhere
 from capyctl.ledger.search import Covered, smallest
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.wants import Wants, gives, wants_of
@@ -146,7 +147,7 @@ def plan_together(
     for asks in targets:
         plan = _plan(future, asks, left, since_ms)
         if isinstance(plan, Nowhere):
-            return Unplaceable(owner=asks[0].owner, nowhere=plan)
+            return Unplaceable(owner=next(iter(asks)).owner, nowhere=plan)
         for victim in plan.victims:
             parked = victim.way is Way.PARK
             future = future.settled(victim.owner, Phase.PARKED) if parked else future.gone(victim.owner, hoped=True)
@@ -168,9 +169,9 @@ def may_give_way(candidate: Candidate, since_ms: Millis) -> bool:
     )
 
 
-def can_be_released(held: Holding | None, ask: Ask) -> bool:
+def can_be_released(held: Holding | None, host: HostId) -> bool:
     """it serves or is parked on the target's host, and its state is known"""
-    return held is not None and held.host == ask.host and not held.uncertain and held.phase in SETTLED
+    return held is not None and held.host == host and not held.uncertain and held.phase in SETTLED
 
 
 def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:
@@ -182,64 +183,79 @@ def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:
 # --- planning ---------------------------------------------------------------------------------------
 
 
+Rank = tuple[int, tuple[tuple[int, Millis, str], ...], int]
+"""Of a plan among the hosts and cards: fewest victims, then by their order, then as placed."""
+
+
 @attrs.frozen(kw_only=True)
 class _Choice:
-    """A plan and its rank among the hosts and cards: fewest victims, then by their order, then as placed."""
+    """Who would give way for one step. How each is released is worked out for the best choice alone."""
 
-    rank: tuple[int, tuple[tuple[int, Millis, str], ...], int]
-    plan: Eviction
+    rank: Rank
+    ask: Ask
+    chosen: tuple[Candidate, ...] = ()
+    exact: bool = True
 
 
 def _plan(
-    future: Forecast, asks: Sequence[Ask], candidates: Sequence[Candidate], since_ms: Millis
+    future: Forecast, asks: Iterable[Ask], candidates: Sequence[Candidate], since_ms: Millis
 ) -> Eviction | Nowhere:
-    choices: list[_Choice] = []
+    pools = _pools(future.ledger, candidates, since_ms)
+    best: _Choice | None = None
     shortfalls: list[Shortfall] = []
-    by_owner = {candidate.owner: candidate for candidate in candidates}
     for place, ask in enumerate(asks):
-        plan = _on(future, ask, candidates, since_ms)
-        if isinstance(plan, Shortfall):
-            shortfalls.append(plan)
-            continue
-        orders = [order(by_owner[owner], future.ledger.held_by(owner)) for owner in plan.owners]
-        choices.append(_Choice(rank=(len(plan.victims), tuple(sorted(orders)), place), plan=plan))
-    if not choices:
-        return Nowhere(shortfalls=tuple(shortfalls))
-    return min(choices, key=lambda choice: choice.rank).plan
+        found = _on(future, ask, pools.get(ask.host, []), place, best)
+        if isinstance(found, Shortfall):
+            shortfalls.append(found)
+        elif found is not None:
+            best = found
+    if best is None:
+        return nowhere(shortfalls)
+    return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen), exact=best.exact)
 
 
-def _on(future: Forecast, ask: Ask, candidates: Sequence[Candidate], since_ms: Millis) -> Eviction | Shortfall:
-    """The plan for one host or card."""
+def _pools(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) -> dict[HostId, list[Candidate]]:
+    """Who may be asked on each host, in the order in which they are asked."""
+    pools: dict[HostId, list[tuple[tuple[int, Millis, str], Candidate]]] = {}
+    for one in candidates:
+        held = ledger.holding(one.owner)
+        if held is not None and may_give_way(one, since_ms) and can_be_released(held, held.host):
+            pools.setdefault(held.host, []).append((order(one, held), one))
+    return {host: [one for _, one in sorted(pool, key=itemgetter(0))] for host, pool in pools.items()}
+
+
+def _on(
+    future: Forecast, ask: Ask, pool: Sequence[Candidate], place: int, best: _Choice | None
+) -> _Choice | Shortfall | None:
+    """The choice for one host or card; None where it is no better than the best one so far."""
     ledger = future.ledger
     short = future.judge(ask, observed=False)
     if short is None:  # nobody is released because of an observation alone
         unseen = future.judge(ask)
-        return unseen if unseen is not None else Eviction(ask=ask, victims=())
+        return unseen if unseen is not None else _better(_Choice(rank=(0, (), place), ask=ask), best)
     if short.check not in LIFTED:
         return short
-    pool = sorted(
-        (
-            one
-            for one in candidates
-            if one.owner != ask.owner
-            and may_give_way(one, since_ms)
-            and can_be_released(ledger.holding(one.owner), ask)
-        ),
-        key=lambda one: order(one, ledger.held_by(one.owner)),
-    )
-    wants = wants_of(ledger, ask)
-    found = _cover(ledger, wants, pool)
+    pool = [one for one in pool if one.owner != ask.owner]
+    found = _cover(ledger, wants_of(ledger, ask), pool)
     evictable = attrs.evolve(short, evictable_bytes=_evictable(ledger, short, pool))
     if found is None:
         return evictable
-    chosen = [pool[index] for index in found.chosen]
+    chosen = tuple(pool[index] for index in found.chosen)
+    orders = tuple(sorted(order(one, ledger.held_by(one.owner)) for one in chosen))
+    choice = _better(_Choice(rank=(len(chosen), orders, place), ask=ask, chosen=chosen, exact=found.exact), best)
+    if choice is None:
+        return None
     after = future
     for one in chosen:
         after = after.gone(one.owner, hoped=True)
     still = after.judge(ask)
     if still is not None:  # a limit that releasing cannot lift, or memory that is not ours to give back
         return attrs.evolve(still, evictable_bytes=evictable.evictable_bytes)
-    return Eviction(ask=ask, victims=_ways(future, ask, chosen), exact=found.exact)
+    return choice
+
+
+def _better(choice: _Choice, best: _Choice | None) -> _Choice | None:
+    return choice if best is None or choice.rank < best.rank else None
 
 
 def _cover(ledger: Ledger, wants: Wants, pool: Sequence[Candidate]) -> Covered | None:
