@@ -236,6 +236,25 @@ def read_line(path: str) -> str | None:
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+_SQLITE_FULL: Final = 13
+_SQLITE_MEANS_FULL_TOO: Final = (10, 14)  # IOERR and CANTOPEN: its log and its index could not be made or grown
+_NO_ROOM_BYTES: Final = 64 << 10
+
+
+def is_full(path: str, wrong: BaseException) -> bool:
+    """Whether the reason is a full disk: what the system says, or SQLite, which calls it by other names as well."""
+    if isinstance(wrong, OSError):
+        return wrong.errno in FULL
+    said = getattr(wrong, "sqlite_errorcode", 0) & 0xFF
+    if said in _SQLITE_MEANS_FULL_TOO:
+        try:
+            disk = os.statvfs(os.path.dirname(path) or ".")
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < _NO_ROOM_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    return bool(said == _SQLITE_FULL)
+
+
 def no_space(path: str, wrong: OSError) -> Failure:
     """A disk, a quota or a limit that is full: nothing of the file was kept."""
     return Failure(

@@ -9,7 +9,6 @@ Source: engines 2.7; config 8, 9.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -23,7 +22,8 @@ import attrs
 import yaml
 
 from capyctl.documents import reader
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.documents.places import is_full, no_space
+from capyctl.errors import CapyError, Refusal
 
 DOCUMENT_BYTES_MAX = 32 << 10
 LOCK_NAME = "engines.yaml.lock"
@@ -102,8 +102,8 @@ def _read(path: Path) -> str | None:
 
 
 def _unwritten(path: Path, wrong: OSError) -> CapyError:
-    if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Failure("insufficient_space", f"{path} cannot be written: its disk is full; it is as it was")
+    if is_full(str(path), wrong):
+        return no_space(str(path), wrong)
     return Refusal("unsafe_file", f"{path} cannot be written: {os.strerror(wrong.errno or 0)}")
 
 

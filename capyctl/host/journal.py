@@ -32,7 +32,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from capyctl.documents import owned
+from capyctl.documents import owned, places
 from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host.logs import private_directory
@@ -508,6 +508,8 @@ def _open(path: Path) -> Journal:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as wrong:
+        if places.is_full(str(path), wrong):
+            raise places.no_space(str(path), wrong) from wrong
         raise Failure("internal", f"{path} cannot be opened: {wrong.strerror}") from wrong
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
@@ -524,20 +526,24 @@ def _open(path: Path) -> Journal:
         _erase(db)
     except sqlite3.DatabaseError as error:
         db.close()
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        if places.is_full(str(path), error):
             raise Failure("insufficient_space", f"{path} cannot be written: {FULL}") from error
-        raise Failure("internal", f"{path} cannot be read as a journal: {error}") from error
+        raise Failure("internal", f"{path} cannot be read as a journal: {error}. {WAY_OUT}") from error
     except BaseException:
         db.close()
         raise
     return Journal(db, path)
 
 
+WAY_OUT = (
+    "Restore it from a backup, or move it away: engines that still run are then named in status with their "
+    "process ids, for you to end"
+)
 FULL = "its disk is full; what was stored is unharmed. Free some space there and start again"
 
 
 def _unwritten(path: Path, wrong: sqlite3.Error) -> Lost:
-    if getattr(wrong, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    if places.is_full(str(path), wrong):
         return Lost("insufficient_space", f"{path} cannot be written: {FULL}")
     return Lost("internal", f"{path} cannot be used: {type(wrong).__name__}: {wrong}")
 

@@ -13,9 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from capyctl.documents.places import is_full
 from capyctl.errors import Failure, Refusal
 
 APPLICATION_ID: Final = 0x43617079  # "Capy"
+
+WAY_OUT: Final = "Restore it from a backup, or move it away to start afresh"
 
 _ROWS: Final = """(
     kind TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, PRIMARY KEY (kind, key)
@@ -67,9 +70,7 @@ def refuse_newer(path: Path, known: int) -> None:
     if not header:
         return  # SQLite makes an empty file first; a crash then leaves it
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise Failure(
-            "internal", f"{path} is not a database; restore it from a backup, or move it away to start afresh"
-        )
+        raise Failure("internal", f"{path} is not a database. {WAY_OUT}")
     version, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
     if application not in (0, APPLICATION_ID):
         raise Failure("internal", f"{path} is the database of another program")
@@ -112,13 +113,14 @@ def open_database(path: Path, migrations: Sequence[str], *, synchronous: str) ->
 
 def unusable(path: Path, wrong: BaseException, more: str, *, verb: str = "used") -> Failure:
     """What a file means that cannot be used, or written: `insufficient_space` on a full disk, else `internal`."""
-    if isinstance(wrong, sqlite3.Error) and getattr(wrong, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    if is_full(str(path), wrong):
         return Failure(
             "insufficient_space",
             f"{path} cannot be written: its disk is full; {more}. Free some space there and start again",
         )
     said = f"{type(wrong).__name__}: {wrong}"
-    return Failure("internal", f"{path} cannot be {verb}: {said}; {more}")
+    out = f". {WAY_OUT}" if verb == "used" else ""
+    return Failure("internal", f"{path} cannot be {verb}: {said}; {more}{out}")
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ async def test_a_file_that_is_no_journal_or_a_newer_one_is_refused(tmp_path: Pat
     path = tmp_path / "journal.sqlite3"
     path.write_text("something else entirely, and long enough to be a header of a database file " * 20)
     path.chmod(0o600)
-    with pytest.raises(Failure, match="cannot be read as a journal"):
+    with pytest.raises(Failure, match=r"cannot be read as a journal: .*Restore it from a backup, or move it away"):
         await open_journal(path)
     newer = tmp_path / "newer.sqlite3"
     newer.touch(mode=0o600)

@@ -299,6 +299,7 @@ def test_a_damaged_store_is_refused_and_never_reset(home, damage):
         Store(home, RECORDS)
     assert failed.value.exit_code == 13
     assert str(path) in failed.value.message
+    assert damage == "stranger" or schema.WAY_OUT in failed.value.message
     assert path.read_bytes() == damaged
 
 
@@ -378,6 +379,26 @@ for path in ({str(home)!r}, {str(home / "srv.sqlite3")!r}):
 
 def asked(number: int) -> KeyReceipt:
     return KeyReceipt(command=f"c{number}", digest="d", name="ci", models=("a", "b"), created_at_ms=5, salt="s")
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "named"),
+    [
+        (sqlite3.SQLITE_FULL, 1 << 30, "insufficient_space"),
+        (sqlite3.SQLITE_IOERR_WRITE, 0, "insufficient_space"),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, 4096, "insufficient_space"),
+        (sqlite3.SQLITE_CANTOPEN, 0, "insufficient_space"),
+        (sqlite3.SQLITE_IOERR_WRITE, 1 << 30, "internal"),
+        (sqlite3.SQLITE_CORRUPT, 0, "internal"),
+    ],
+)
+def test_a_full_disk_has_its_code_however_sqlite_calls_it(tmp_path, monkeypatch, code, free, named):
+    wrong = sqlite3.OperationalError("disk I/O error")
+    wrong.sqlite_errorcode = code
+    real = os.statvfs(tmp_path)
+    disk = os.statvfs_result((4096, 4096, *real[2:4], free // 4096, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    assert schema.unusable(tmp_path / "a.sqlite3", wrong, "nothing was reset").code == named
 
 
 async def test_named_keys_are_kept_by_digest_and_what_made_them_beside(home):
