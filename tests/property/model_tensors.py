@@ -293,6 +293,11 @@ def embedding(b: Build, at: str, c: Config, head: str | None = "lm_head") -> Non
         b.add(f"{head}.weight", c["vocab_size"], c["hidden_size"])
 
 
+def norms(b: Build, layer: str, hidden: int, *names: str) -> None:
+    for name in names or ("input_layernorm", "post_attention_layernorm"):
+        b.norm(f"{layer}.{name}", hidden)
+
+
 def layers(c: Config) -> range:
     return range(c["num_hidden_layers"])
 

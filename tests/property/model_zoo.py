@@ -164,7 +164,8 @@ DENSE = (
                       max_position_embeddings=16384, sliding_window=None),
     ),
     Model(
-        name="Phi-2", published=2_779_683_840, cache=32 * 32 * 160 * 2, attention="full", words="hub; as many KV heads as heads",
+        name="Phi-2", published=2_779_683_840, cache=32 * 32 * 160 * 2, attention="full",
+        words="hub; all heads are KV heads",
         config=_llama(2560, 32, 32, 32, 10240, 51200, model_type="phi", architectures=["PhiForCausalLM"],
                       max_position_embeddings=2048),
     ),
@@ -284,8 +285,8 @@ EXPERTS = (
         cache=92 * 8 * 256 * 2, attention="full", words="model card (355B, and a head for speculation)", files=4,
     ),
     Model(
-        name="MiniMax-M2", published=230 * B, close=10, cache=62 * 8 * 256 * 2, attention="full",
-        words="model card (230B)", pack="block fp8", quantization=FP8_BLOCKS, files=4,
+        name="MiniMax-M2", published=228_703_644_928, close=1, cache=62 * 8 * 256 * 2, attention="full",
+        words="hub, which counts scales too", pack="block fp8", quantization=FP8_BLOCKS, files=4,
         config=_llama(3072, 62, 48, 8, 1536, 200064, model_type="minimax_m2", head_dim=128, num_local_experts=256,
                       architectures=["MiniMaxM2ForCausalLM"], max_position_embeddings=196608),
     ),
@@ -305,9 +306,9 @@ LATENT = (
                        architectures=["DeepseekV2ForCausalLM"]) | {"n_shared_experts": 2},
     ),
     Model(
-        name="DeepSeek-V3, R1", config=V3, published=685 * B, close=3, cache=70_272, attention="latent",
-        words="model card (671B + 14B); cache 70.272 KB: DeepSeek-V3 hardware paper", pack="block fp8",
-        quantization=FP8_BLOCKS, gib=641.3, files=8,
+        name="DeepSeek-V3, R1", config=V3, published=684_531_386_000, close=1, cache=70_272, attention="latent",
+        words="hub, which counts scales too (card: 671B + 14B); cache 70.272 KB: DeepSeek-V3 hardware paper",
+        pack="block fp8", quantization=FP8_BLOCKS, gib=641.3, files=8,
     ),
     Model(
         name="DeepSeek-V3.2", published=685 * B, close=3, cache=61 * (576 * 2 + 132), attention="sparse latent",

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_gguf
 from model_families import tensors_of
 from model_files import BITS, write_tensors
 from model_zoo import MODELS, NEXT, V3, Model
 from sizing_page import PAGE, facts_of, table, with_table
 
+from capyctl.checkpoints import gguf, kv_cache
 from capyctl.checkpoints.cache_shape import bounded_token_bytes, cache_of, token_bytes
 from capyctl.checkpoints.config_values import DIMENSION_MAX
-from capyctl.checkpoints.directory import list_files
+from capyctl.checkpoints.directory import list_files, pick_gguf
+from capyctl.checkpoints.facts import gguf_facts
 from capyctl.checkpoints.model_config import describe
 from capyctl.checkpoints.tensor_facts import tensor_facts
 
@@ -236,6 +240,76 @@ def test_an_odd_number_never_becomes_a_figure(name: str, odd: Any) -> None:
     assert 0 <= facts["cache_values"] < 1 << 63
     assert facts["layers"] is None or 0 < facts["layers"] <= DIMENSION_MAX
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------
+
+
+def gguf_of(place: Path, architecture: str, tensors: list[tuple[str, list[int], int]] = (), **keys: int) -> Any:  # type: ignore[assignment]
+    """The facts of a GGUF with these keys below its architecture, and tensors of (name, shape, type)."""
+    listed, at = [], 0
+    for name, shape, kind in tensors:
+        values, size = gguf.BLOCKS[kind][1:]
+        listed.append(test_gguf.tensor(name, shape, kind, at))
+        at += -(-math.prod(shape) // values * size // 32) * 32
+    made = [test_gguf.key("general.architecture", test_gguf.STRING, test_gguf.text(architecture))]
+    for name, number in keys.items():
+        told = f"{architecture}.{name.replace('__', '.')}"
+        made.append(test_gguf.key(told, test_gguf.U32, number.to_bytes(4, "little")))
+    raw = test_gguf.build(made, listed)
+    (place / "m.gguf").write_bytes(raw)
+    os.truncate(place / "m.gguf", -(-len(raw) // 32) * 32 + at)
+    listing = list_files(place)
+    return gguf_facts(listing, pick_gguf(listing))
+
+
+LLAMA_KEYS = {"block_count": 32, "context_length": 131072, "embedding_length": 4096, "attention__head_count": 32,
+              "attention__head_count_kv": 8}  # fmt: skip
+
+
+def test_a_gguf_of_llama_has_the_published_parameters_and_cache(tmp_path: Path) -> None:
+    q4, f32 = 12, 0
+    tensors = [("token_embd.weight", [4096, 128256], q4), ("output.weight", [4096, 128256], 14),
+               ("output_norm.weight", [4096], f32)]  # fmt: skip
+    for layer in range(32):
+        at = f"blk.{layer}."
+        tensors += [
+            (f"{at}attn_{name}.weight", [4096, out], q4) for name, out in (("q", 4096), ("k", 1024), ("v", 1024))
+        ]
+        tensors += [(f"{at}attn_output.weight", [4096, 4096], q4), (f"{at}ffn_down.weight", [14336, 4096], q4)]
+        tensors += [(f"{at}ffn_{name}.weight", [4096, 14336], q4) for name in ("gate", "up")]
+        tensors += [(f"{at}{name}_norm.weight", [4096], f32) for name in ("attn", "ffn")]
+    facts = gguf_of(tmp_path, "llama", tensors, **LLAMA_KEYS)
+    assert facts["parameters"] == 8_030_261_248
+    assert facts["not_derivable"] is None
+    assert kv_cache.bytes_per_token(facts, "f16", flash_attention=True) == 131_072
+    assert kv_cache.bytes_per_token(facts, "q8_0", flash_attention=True) == 131_072 * 34 // 64
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "words"),
+    [
+        ("gemma3", {"attention__sliding_window": 1024}, "sliding-window attention"),
+        ("gpt-oss", {"attention__sliding_window": 128}, "sliding-window attention"),
+        ("llama4", {"attention__chunk_size": 8192}, "sliding-window attention"),
+        ("deepseek2", {"attention__kv_lora_rank": 512, "attention__key_length_mla": 192}, "latent attention (MLA)"),
+        ("glm-dsa", {"attention__indexer__top_k": 2048}, "an attention indexer"),
+        ("qwen3next", {"ssm__state_size": 128}, "recurrent layers"),
+        ("a-new-hybrid", {"ssm__conv_kernel": 4}, "recurrent layers"),
+        ("granitehybrid", {}, "recurrent layers"),
+        ("bert", {}, "no decoder cache (an embedding or encoder model)"),
+        ("llada", {}, "no causal cache (a diffusion model)"),
+    ],
+)
+def test_a_gguf_whose_cache_is_not_plain_says_so(
+    tmp_path: Path, architecture: str, keys: dict[str, int], words: str
+) -> None:
+    assert gguf_of(tmp_path, architecture, **LLAMA_KEYS, **keys)["not_derivable"] == words
+
+
+def test_layers_of_a_gguf_that_share_a_cache_or_speculate_are_counted_out(tmp_path: Path) -> None:
+    shared = {"attention__shared_kv_layers": 10, "nextn_predict_layers": 2}
+    assert gguf_of(tmp_path, "llama", **LLAMA_KEYS, **shared)["kv_heads"] == [8] * 20
 
 
 # --- drafters --------------------------------------------------------------------------------------
