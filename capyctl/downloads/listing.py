@@ -29,7 +29,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _line: contextvars.ContextVar[Line] = contextvars.ContextVar("line")
 _library_lock: Final = threading.Lock()
-_speaks_through: Final[list[Door]] = []  # the library has one client per process
+_speaks_through: Final[list[tuple[Door, str]]] = []  # the library has one client per process
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +87,7 @@ def _siblings(
     door: Door, endpoint: str, source: HuggingFace, token: str | None, line: Line
 ) -> Mapping[str, RemoteFile]:
     """Every file of a repository at its commit, by name."""
-    hub = _library(door)
+    hub = _library(door, endpoint)
     held = _line.set(line)
     try:
         api = hub.HfApi(endpoint=endpoint, token=token or False, library_name="capyctl")
@@ -141,7 +141,7 @@ def check_name(path: object, repo: str) -> None:
         raise Refusal("unsafe_file", f"{repo} lists a file with a name that is not used: {ascii(path)[:120]}")
 
 
-def _library(door: Door) -> Any:
+def _library(door: Door, endpoint: str) -> Any:
     """The Hub's library, told to speak through our door. Any: it is imported when it is needed."""
     with _library_lock:
         import httpx2
@@ -149,7 +149,7 @@ def _library(door: Door) -> Any:
         from huggingface_hub import constants
 
         if _speaks_through:
-            if _speaks_through[0] is door:
+            if _speaks_through[0] == (door, endpoint):
                 return huggingface_hub
             _speaks_through.clear()
 
@@ -157,6 +157,8 @@ def _library(door: Door) -> Any:
             """One request of the library, asked by the door. Redirects are followed there."""
 
             def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+                if not str(request.url).startswith(f"{endpoint}/"):
+                    raise Refusal("not_materializable", "the Hub's library asked another host than its Hub")
                 secret = request.headers.get("Authorization", "").removeprefix("Bearer ") or None
                 with door.open(str(request.url), _line.get(), token=secret) as answer:
                     body = answer.whole(LISTING_MAX)
@@ -165,5 +167,5 @@ def _library(door: Door) -> Any:
         # It would count its users, and look up once a day what it might be run by.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=Through(), trust_env=False))
-        _speaks_through.append(door)
+        _speaks_through.append((door, endpoint))
         return huggingface_hub

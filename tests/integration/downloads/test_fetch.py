@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from capyctl.downloads.door import Door, Line, Stopped
 from capyctl.downloads.fetch import Fetcher, Room
 from capyctl.downloads.listing import Asking
 from capyctl.downloads.part import Patience, Progress
-from capyctl.downloads.reach import Reach
+from capyctl.downloads.reach import Found, Reach, look_up
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Failure, Refusal
 from tests.hub.hub import COMMIT, Fault, Hub, blob, running, sha256
@@ -111,12 +111,21 @@ def http_source(hub: Hub, name: str = "model.gguf", digest: str = sha256(WEIGHTS
 
 
 def test_a_repository_is_there_with_exactly_what_an_engine_needs(here: Here, hub: Hub):
+    names: set[str] = set()
+
+    def look(host: str, port: int) -> Sequence[Found]:
+        names.add(host)
+        return look_up(host, port) if host != "huggingface.co" else []
+
+    listed = here.reach.allowed_hosts | {"huggingface.co"}
+    here.reach = attrs.evolve(here.reach, lookup=look, allowed_hosts=listed)
     directory = here.fetch()
     assert directory == here.root / "sources/huggingface" / REPO / COMMIT / "tensors"
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == {name: FILES[name] for name in NEEDED}
     assert not here.left()
     assert here.progress.done_bytes == here.progress.total_bytes == sum(len(FILES[name]) for name in NEEDED)
     # Nothing else was asked of anybody: no pickle, no count of users.
+    assert names == {"localhost", "127.0.0.1"}
     asked = [one.path.partition("?")[0] for one in hub.seen]
     assert asked[0] == f"/api/models/{REPO}/revision/{COMMIT}"
     assert len(asked) == 1 + len(NEEDED) + 1
@@ -362,6 +371,12 @@ def test_a_token_reaches_the_hub_and_nobody_that_it_redirects_to(here: Here, hub
     here.fetch()
     assert {one.headers.get("authorization") for one in hub.to("hub")} == {f"Bearer {TOKEN}"}
     assert {one.headers.get("authorization") for one in hub.to("cdn")} == {None}
+
+
+def test_no_token_is_found_in_other_ways_than_the_roles(here: Here, hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # the Hub's library would look here, and in its own files
+    here.fetch()
+    assert {one.headers.get("authorization") for one in hub.seen} == {None}
 
 
 def test_a_token_that_the_hub_does_not_take_is_said_so_without_it(here: Here, hub: Hub):

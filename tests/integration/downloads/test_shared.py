@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import pytest
 import trio
-import trio.testing
 
 from capyctl.checkpoints.sources import Wanted
 from capyctl.documents.model_source import Http
@@ -124,7 +123,7 @@ async def test_who_gives_up_ends_the_fetch_and_one_who_waits_goes_on(slow: Slow)
         nursery.start_soon(leader)
         await until(lambda: slow.begun)
         nursery.start_soon(follower)
-        await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: sum(len(one.hear) for one in downloads._running.values()) == 2)
         first.cancel()
         await until(lambda: len(slow.begun) == 2)
         await until(lambda: slow.ended)
@@ -153,7 +152,7 @@ async def test_what_went_wrong_is_told_to_all_who_waited(slow: Slow, wrong: Exce
     async with trio.open_nursery() as nursery:
         nursery.start_soon(want)
         nursery.start_soon(want)
-        await until(lambda: slow.begun)
+        await until(lambda: slow.begun and sum(len(one.hear) for one in downloads._running.values()) == 2)
         slow.go.set()
     assert [one.code for one in told] == [code, code]
     assert told[0] is not told[1]
@@ -192,7 +191,8 @@ async def test_a_command_has_every_source_and_says_how_far_it_is(slow: Slow):
 
 async def test_a_command_that_is_called_off_says_so_and_another_one_of_the_source_goes_on(slow: Slow):
     said: list[m.Report] = []
-    materials = Materials(downloads=made(slow), journal=JOURNAL, say=said.append)
+    downloads = made(slow)
+    materials = Materials(downloads=downloads, journal=JOURNAL, say=said.append)
     results: dict[str, object] = {}
 
     async def ask(identity: str) -> None:
@@ -206,7 +206,7 @@ async def test_a_command_that_is_called_off_says_so_and_another_one_of_the_sourc
         nursery.start_soon(ask, "a")
         await until(lambda: slow.begun)
         nursery.start_soon(ask, "b")
-        await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: sum(len(one.hear) for one in downloads._running.values()) == 2)
         assert materials.stop(m.StopMaterializing(command_id="s", materialize="a")) == m.Done(command_id="s")
         await until(lambda: "a" in results)
         slow.go.set()
