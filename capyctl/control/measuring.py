@@ -17,6 +17,10 @@ from capyctl.fsm.types import DeploymentId, Millis
 FRESH_MS: Final = {Gate.UNMEASURABLE: Millis(1_000), Gate.MISMATCH: Millis(30_000)}
 """Gates that may clear, and how long a measurement is the answer: a digest reads every file."""
 
+FROM_A_SOURCE: Final = frozenset({"unavailable", "unauthorized", "not_found", "not_materializable"})
+"""What a place that models are downloaded from answered: it is not asked again with every request of a client."""
+SOURCE_FRESH_MS: Final = Millis(5_000)
+
 
 def again(book: Book, row: DeploymentRow) -> bool:
     """Have a checkpoint looked at again, unless that has just been done; whether it is being looked at now."""
@@ -24,6 +28,8 @@ def again(book: Book, row: DeploymentRow) -> bool:
     fresh_ms = FRESH_MS.get(row.state.gate)
     if fresh_ms is None:
         return False
+    if row.state.gate_code in FROM_A_SOURCE:
+        fresh_ms = SOURCE_FRESH_MS
     if identity in book.measuring:
         return True
     measured_at = book.measured_at.get(identity)

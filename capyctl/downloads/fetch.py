@@ -23,7 +23,7 @@ from typing import Final
 import attrs
 
 from capyctl.checkpoints.digest import StatCache
-from capyctl.checkpoints.directory import ModelFile, list_files
+from capyctl.checkpoints.directory import ModelFile, check_root, list_files
 from capyctl.checkpoints.sources import SOURCES, Wanted, place_of
 from capyctl.documents.model_source import Http, HuggingFace
 from capyctl.downloads.door import Line
@@ -147,7 +147,8 @@ class Fetcher:
         """Have a source complete in its directory, from wherever an earlier fetch got to.
 
         Raises: Refusal `not_materializable`, `unauthorized`, `not_found`, `too_large`, `insufficient_space`,
-          `checkpoint_mismatch`, `checkpoint_unusable`, `unsafe_file`; Failure `unavailable`; door.Stopped.
+          `checkpoint_mismatch`, `checkpoint_unusable`, `unsafe_file`, `invalid_root`; Failure `unavailable`;
+          door.Stopped.
         """
         place = place_of(source, wanted)
         final = self.room.root / place
@@ -156,6 +157,10 @@ class Fetcher:
             return final
         self._check_allowed(source)
         try:
+            self.room.root.mkdir(parents=True, exist_ok=True)
+            check_root(
+                Path(os.path.realpath(self.room.root))
+            )  # what others may replace is refused before it is fetched
             work = parts_of(self.room.root, place)
             with _held(work, place, line, progress):
                 if not final.is_dir():  # whoever held the lock may have finished it

@@ -29,6 +29,7 @@ SYNC_BYTES: Final = 256 << 20  # a kill costs what the system has not written; a
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _ETAG: Final = re.compile(r'"[\x21\x23-\x7e]{1,200}"', re.ASCII)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 @attrs.define(eq=False)
@@ -250,4 +251,5 @@ def unwritten(path: Path, wrong: OSError) -> Exception:
         return Refusal(
             "insufficient_space", f"{path} cannot be written: {os.strerror(wrong.errno or 0)}. Free some space there"
         )
-    return Failure("internal", f"{path} cannot be written: {wrong.strerror or wrong}")
+    why = f"{path} cannot be written: {wrong.strerror or wrong}"
+    return Refusal("invalid_root", why) if wrong.errno in _CLOSED else Failure("internal", why)

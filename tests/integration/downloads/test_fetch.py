@@ -474,6 +474,19 @@ def test_a_full_disk_in_the_middle_keeps_the_part(here: Here, hub: Hub, monkeypa
     assert wrong.code == "insufficient_space"
 
 
+def test_a_directory_that_others_may_write_is_refused_before_anything_is_asked(here: Here, hub: Hub):
+    here.root.chmod(0o777)
+    wrong = here.refused()
+    assert (wrong.code, "chmod o-w" in wrong.message) == ("invalid_root", True)
+    assert not hub.seen
+
+
+def test_a_place_that_cannot_be_written_is_named(here: Here, hub: Hub):
+    (here.root / "sources").write_text("a file")
+    wrong = here.refused()
+    assert (wrong.code, str(here.root / "sources") in wrong.message) == ("invalid_root", True)
+
+
 def test_what_a_kill_left_beside_a_complete_model_is_tidied(here: Here):
     here.fetch()
     name = hashlib.sha256(f"sources/huggingface/{REPO}/{COMMIT}/tensors".encode()).hexdigest()[:24]
