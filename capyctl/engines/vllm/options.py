@@ -61,6 +61,7 @@ IF_PRESENT = (
     *owned("devices follow the ledger's claims", "device", "device-ids"),
     *owned("ranks follow the deployment's topology", "prefill-context-parallel-size|-pcp"),
     *owned("memory follows the ledger", "swap-space", "cpu-offload-params*", "offload-backend", "offload-params*"),
+    *owned("memory follows the ledger", "num-gpu-blocks-override"),
     *owned("memory follows the ledger", "offload-group-size", "offload-num-in-group", "offload-prefetch-step"),
     *owned("prompts stay out of the log", "disable-log-requests!", "enable-log-outputs?", "enable-log-deltas?"),
     *owned("a second listener, outside the keys", "grpc!", "grpc-port"),
@@ -132,7 +133,7 @@ _PASSED = (
     *passed("which model code runs", "runner", "convert", "model-impl"),
     *passed("how prompts are cached", "enable-prefix-caching?", "prefix-caching-hash-algo", "kv-sharing-fast-prefill?"),
     *passed("how prompts are cached", "prefix-cache-retention-interval", "prefix-match-unit"),
-    *passed("how prompts are cached", "kv-cache-dtype-skip-layers*", "num-gpu-blocks-override"),
+    *passed("how prompts are cached", "kv-cache-dtype-skip-layers*"),
     *passed(
         "how prompts are cached", "kv-offloading-backend", "kv-offloading-size", "disable-hybrid-kv-cache-manager?"
     ),
