@@ -28,7 +28,9 @@ def again(book: Book, row: DeploymentRow) -> bool:
     fresh_ms = FRESH_MS.get(row.state.gate)
     if fresh_ms is None:
         return False
-    if row.state.gate_code in FROM_A_SOURCE:
+    if row.state.gate_code == "deployment_stopped":
+        fresh_ms = Millis(0)  # an operator ended its download, and nothing was found out
+    elif row.state.gate_code in FROM_A_SOURCE:
         fresh_ms = SOURCE_FRESH_MS
     if identity in book.measuring:
         return True

@@ -205,6 +205,22 @@ def test_a_model_that_could_not_be_fetched_is_tried_again_for_whoever_asks(code:
     assert client.told == "ok"
 
 
+def test_a_start_right_after_a_stop_goes_on_with_the_download():
+    here, (a,) = world(attrs.evolve(BIG, note="bad deployment_stopped"))
+    here.stop(a)
+    here.run(5_000)
+    measured = heard(here, o.Measure)
+    here.models[a][1] = attrs.evolve(here.models[a][1], note="")
+    here.run(100, until=lambda: not here.world.book.measuring)
+    first = here.start(a)
+    here.run(5_000)
+    assert here.reply(first).code == "checkpoint_digest_pending"
+    here.start(a)
+    here.run(20_000)
+    assert here.lane(a).gate_open
+    assert len(measured) == 1
+
+
 def test_a_stop_or_a_delete_calls_a_download_off_and_a_measured_model_is_left_alone():
     here, (a,) = world(BIG)
     called_off = heard(here, o.StopFetching)
