@@ -333,6 +333,42 @@ def test_sums_that_64_bits_do_not_hold_are_refused(
     assert planned(facts, stated, plain(1 << 62), residency) is None
 
 
+@given(
+    st.integers(1 * MIB, 60 * GIB),
+    st.integers(1, 80),
+    st.none() | st.integers(1, 1 << 17),
+    st.integers(1, 64),
+    st.integers(1 * GIB, 100 * GIB),
+    st.integers(0, 100 * GIB),
+    st.sampled_from((None, "gpu0")),
+)
+@many
+def test_more_managed_memory_never_costs_llama_cpp_its_place_or_its_context(
+    weights: int, layers: int, context: int | None, slots: int, managed: int, more: int, device: str | None
+) -> None:
+    facts = {"weight_bytes": weights, "kv_heads": [8] * layers, "key_length": 128, "value_length": 128}
+    facts |= {"context_trained": 1 << 17, "not_derivable": None}
+    config: dict[str, Any] = {"max_concurrent_requests": slots}
+    document = deployment(config if context is None else config | {"context_length": context}, "llamacpp")
+    small, large = (
+        planned(facts, document, host(unified=domain(DomainKind.UNIFIED, 500 * GIB, amount, device=device)))
+        for amount in (managed, managed + more)
+    )
+    if small is not None:
+        assert large is not None
+        assert large.context_tokens >= small.context_tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "tensorfold", "custom"])
+def test_stated_sums_that_64_bits_do_not_hold_are_refused_in_figures(engine: str) -> None:
+    facts = {"weight_bytes": MIB, "kv_heads": [1], "key_length": 1, "value_length": 1, "context_trained": 512}
+    config = {"context_length": 512} if engine == "tensorfold" else {}
+    document = deployment(config, engine, resources={"gpu": f"{(1 << 63) - 1}B", "ram": "1GiB"})
+    with pytest.raises(CapyError, match="more than any machine has") as caught:
+        derive_plan(facts, document, plain(1 << 62), family=engine)
+    assert (caught.value.code, caught.value.retryable) == ("insufficient_resources", False)
+
+
 # --- ranks -----------------------------------------------------------------------------------------
 
 
