@@ -172,6 +172,13 @@ def gib(amount: int) -> str:
     return f"{tenths // 10}.{tenths % 10} GiB"
 
 
+def larger(needed: int, there: int) -> tuple[str, str]:
+    """Two amounts for people, the first of them larger; in MiB where both would read as the same figure."""
+    if gib(needed) != gib(there):
+        return gib(needed), gib(there)
+    return f"{-(-needed // (1 << 20))} MiB", f"{there // (1 << 20)} MiB"
+
+
 def seconds(ms: int) -> str:
     """Milliseconds for people, in whole seconds rounded up: `210s`."""
     return f"{-(-ms // 1000)}s"

@@ -12,15 +12,14 @@ from collections.abc import Mapping
 
 import attrs
 
-from capyctl.checkpoints.machines import GIB, MIB, Machine
+from capyctl.checkpoints.machines import GIB, Machine
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.resources import PhaseResources
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, Phase, Residency
 from capyctl.ledger.types import Allocation, DomainKind, HostPolicy
-from capyctl.units import gib
+from capyctl.units import larger
 
-__all__ = ["GIB", "MIB", "Machine"]
 BYTES_MAX = 2**63 - 1
 HOST_OVERHEAD_BYTES = 4 * GIB
 """O: host RAM of an engine on a discrete card, until measured."""
@@ -191,10 +190,11 @@ def check_fits(
             way_out = "Lower context_length or max_concurrent_requests, or choose a smaller model"
             if provenance[phase] == "declared":
                 way_out = "Lower what the document states of memory, or choose a smaller model"
+            needs, there = larger(amount, most)
             raise Refusal(
                 "insufficient_device_memory" if card else "insufficient_resources",
-                f"{name} needs {gib(amount)} on {domain} of {policy.name} while it is {phase.value}; "
-                f"at most {gib(most)} may be used there. {way_out}",
+                f"{name} needs {needs} on {domain} of {policy.name} while it is {phase.value}; "
+                f"at most {there} may be used there. {way_out}",
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,
             )

@@ -15,7 +15,7 @@ from capyctl.checkpoints.phases import Needs
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.ledger.types import Allocation
-from capyctl.units import gib
+from capyctl.units import gib, larger
 
 DEFAULT_SLOTS = 4
 FALLBACK_CONTEXT = 4096
@@ -211,9 +211,7 @@ def _fit(
     if declared is not None:
         needed = slots * kv_cache.pad(declared) * per_token
         if needed > budget:
-            needs, left = gib(needed), gib(budget)
-            if needs == left:  # rounded to the same figure, which would explain nothing
-                needs, left = f"{-(-needed // MIB)} MiB", f"{budget // MIB} MiB"
+            needs, left = larger(needed, budget)
             raise Refusal(
                 "checkpoint_unusable",
                 f"{slots} slots of {declared} tokens need {needs} of KV cache and {left} is left for it. "

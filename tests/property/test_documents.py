@@ -24,6 +24,7 @@ from capyctl.units import (
     format_duration,
     format_size,
     gib,
+    larger,
     parse_duration,
     parse_growth,
     parse_limit,
@@ -46,6 +47,13 @@ def refusal_of(call: Callable[[], object]) -> CapyError | None:
 
 
 # ---------------------------------------------------------------- quantities
+
+
+@quick
+@given(st.integers(0, 2**50), st.integers(0, 2**50))
+def test_two_figures_that_differ_by_a_mebibyte_never_read_the_same(low: int, more: int) -> None:
+    needed, there = larger(low + (1 << 20) + more, low)
+    assert needed != there
 
 
 @quick
