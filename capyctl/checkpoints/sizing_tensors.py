@@ -17,7 +17,8 @@ import attrs
 from capyctl.checkpoints import contexts, hybrid_state, shares
 from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.hybrid_state import State
-from capyctl.checkpoints.phases import GIB, Machine, Needs
+from capyctl.checkpoints.machines import GIB, Machine
+from capyctl.checkpoints.phases import Needs
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Residency
