@@ -18,8 +18,8 @@ Json = dict[str, Any]  # plain JSON values of several types
 def planned(plan: Plan, policy: HostPolicy | None) -> list[Json]:
     """What each phase is charged on each domain, and why that much; where it was measured, beside what was planned."""
     rows: list[Json] = []
-    for phase, allocation in plan.phases.items():
-        for domain, amount in sorted(allocation.bytes.items()):
+    for phase in Phase:  # in the order of a life, however the plan was stored
+        for domain, amount in sorted(plan.at(phase).bytes.items()):
             figure = plan.measured.get(phase, {}).get(domain)
             rows.append(
                 {

@@ -77,6 +77,10 @@ def test_fifty_requests_that_alternate_among_three_models_are_all_answered(tmp_p
         assert here.cards.peak(0) <= LIMIT
         assert max(seen) <= LIMIT
         says_where_its_figures_come_from(here)
+        before = {name: here.view(name)["memory"] for name in MODELS}
+        assert here.terminate() == 0
+        here.start()
+        assert {name: here.view(name)["memory"] for name in MODELS} == before, "what was measured outlives the role"
         assert here.terminate() == 0
 
 
