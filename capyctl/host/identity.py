@@ -143,8 +143,10 @@ def group_members(leader: ProcessIdentity, proc: Path = PROC, *, reaping: bool =
     return tuple(stat for stat in members if not stat.dead)
 
 
-def with_roles(leader: ProcessIdentity, recorded: Iterable[ProcessIdentity] = ()) -> tuple[ProcessIdentity, ...]:
-    """The launch's processes: what is recorded, and whoever else lives in the group.
+def with_roles(
+    leader: ProcessIdentity, recorded: Iterable[ProcessIdentity] = (), members: Iterable[Stat] | None = None
+) -> tuple[ProcessIdentity, ...]:
+    """The launch's processes: what is recorded, and whoever else lives in the group (`members`, where they are known).
 
     `api` leads; its direct children in start order are `worker-N`, all else is `helper-N`. A recorded
     process keeps its role and number, and a number is never given twice.
@@ -153,7 +155,8 @@ def with_roles(leader: ProcessIdentity, recorded: Iterable[ProcessIdentity] = ()
     known = {process: process for process in recorded} or {leader: leader}
     found = list(known.values())
     numbers = {role: max((p.number for p in found if p.role is role), default=0) for role in Role}
-    for stat in sorted(group_members(leader), key=lambda s: (s.start_ticks, s.pid)):
+    living = group_members(leader) if members is None else members
+    for stat in sorted(living, key=lambda s: (s.start_ticks, s.pid)):
         process = ProcessIdentity(pid=stat.pid, boot_id=leader.boot_id, start_ticks=stat.start_ticks)
         if process.pid == leader.pid or any(_same(process, other) for other in found):
             continue

@@ -153,7 +153,8 @@ class StartWatch:
 
 def look_at(engine: Engine, proc: Path = PROC) -> tuple[bool, tuple[ProcessIdentity, ...]]:
     """Whether something is compiled for it now, and its processes; reads all of /proc."""
-    return builds(identity.group_members(engine.api, proc), proc), identity.with_roles(engine.api, engine.processes)
+    members = identity.group_members(engine.api, proc)
+    return builds(members, proc), identity.with_roles(engine.api, engine.processes, members)
 
 
 def _any_moves(custody: Custody, engine: Engine | None) -> bool:
