@@ -107,6 +107,7 @@ class Part:
             validator = self._validator()
             if validator is not None:
                 headers["If-Range"] = validator
+        self.progress.phase = "asking"
         with self.door.open(self.remote.url, line, token=self.remote.token, headers=headers) as answer:
             if answer.status == 416:
                 self._over()

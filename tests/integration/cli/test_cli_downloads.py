@@ -101,8 +101,8 @@ def test_a_terminal_shows_a_bar_with_the_rate(at_once: None, monkeypatch: pytest
     role = Role(coming(0), coming(50 * MIB), MEASURED)
     progress.watch_download(role, {"id": "D", "name": "m"}, drawn.append, 1e9)  # type: ignore[arg-type]
     assert drawn == [
-        f"Downloading m {'╌' * 24} 0.0 MiB of 100.0 MiB (0 %)",
-        f"Downloading m {'━' * 12}{'╌' * 12} 50.0 MiB of 100.0 MiB (50 %), 10.0 MiB/s",
+        f"Downloading m {'╌' * 16} 0.0 MiB of 100.0 MiB (0 %)",
+        f"Downloading m {'━' * 8}{'╌' * 8} 50.0 MiB of 100.0 MiB (50 %), 10.0 MiB/s",
     ]
 
 
