@@ -136,7 +136,7 @@ def test_a_terminal_shows_a_bar_of_what_was_read(at_once: None, monkeypatch: pyt
     drawn: list[str] = []
     role = Role({"state": "measuring"}, measuring(2 << 30), MEASURED)
     progress.watch_measurement(role, "D", "m", drawn.append, 1e12)  # type: ignore[arg-type]
-    assert drawn == [f"Measuring m {'━' * 12}{'╌' * 12} 2.0 GiB of 4.0 GiB (50 %)"]
+    assert drawn == [f"Measuring m {'━' * 8}{'╌' * 8} 2.0 GiB of 4.0 GiB (50 %)"]
 
 
 def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
@@ -153,7 +153,7 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
         told.look({"deployment_id": "D"}, lambda text: None)
     line = "Waiting for the checkpoint digest of m to be measured (at most 900s)"
     assert capsys.readouterr().err.splitlines() == [line]
-    assert told.measured == f"Measuring m {'━' * 6}{'╌' * 18} 1.0 GiB of 4.0 GiB (25 %)"
+    assert told.measured == f"Measuring m {'━' * 4}{'╌' * 12} 1.0 GiB of 4.0 GiB (25 %)"
     monkeypatch.setattr(progress.time, "monotonic", lambda: told.digest_ends)
     with pytest.raises(
         CapyError, match=r"m is still being measured: 1.0 GiB of 4.0 GiB \(25 %\); that goes on"
