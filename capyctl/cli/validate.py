@@ -21,7 +21,7 @@ from capyctl.units import gib, seconds
 if TYPE_CHECKING:  # a role document is checked without them
     from capyctl.documents.deployment import Deployment
     from capyctl.documents.settings import StandaloneSettings
-    from capyctl.ledger.types import Allocation
+    from capyctl.fsm.types import Phase
     from capyctl.server.preview import Preview
 
 FORM_ONLY: Final = (
@@ -38,6 +38,7 @@ ROLE_ONLY: Final = (
     "what others use of that memory when it starts",
 )
 """What only a running role knows."""
+WHOLE_HOST: Final = "whole_host: the estimate is above the limit"
 HOST_ONLY: Final = (
     "enrolment and publication",
     "the stored resource policy, and whether the limits fit what the host has",
@@ -180,7 +181,7 @@ def _lines(made: Preview) -> dict[str, str]:
         weights = gib(int(facts["weight_bytes"]))
         named = [facts.get("model_file") or "", facts.get("architecture") or "", f"{weights} of weights"]
         lines["Model"] = ", ".join(word for word in named if word)
-        lines |= {word: _held(plan.phases[phase], plan.provenance[phase]) for phase, word in _phases(made)}
+        lines |= {word: _held(made, phase) for phase, word in _phases(made)}
         if facts.get("kv_cache_bytes"):
             stated = document.engine_config.memory.kv_cache is not None
             lines["KV cache"] = f"{gib(int(facts['kv_cache_bytes']))} ({'deployment' if stated else 'derived'})"
@@ -212,11 +213,18 @@ def _phases(made: Preview) -> list[tuple[Any, str]]:
     ]
 
 
-def _held(allocation: Allocation, provenance: str) -> str:
-    """`15.0 GiB on gpu0, 4.0 GiB on system (derived)`."""
-    held = ", ".join(f"{gib(amount)} on {domain}" for domain, amount in sorted(allocation.bytes.items()))
-    why = "whole_host: the estimate is above the limit" if provenance == "whole_host" else provenance
-    return f"{held or '0.0 GiB'} ({why})"
+def _held(made: Preview, phase: Phase) -> str:
+    """`15.0 GiB on gpu0, 4.0 GiB on system (derived)`; `1.0 GiB on gpu0 (placeholder), 4.0 GiB on system (derived)`."""
+    from capyctl.ledger.estimates import source
+
+    assert made.plan is not None  # it has the phase
+    told: list[tuple[str, str]] = []
+    for domain, amount in sorted(made.plan.phases[phase].bytes.items()):
+        why = source(made.plan, made.site.policy, phase, domain)
+        told.append((f"{gib(amount)} on {domain}", WHOLE_HOST if why == "whole_host" else why))
+    if len({why for _, why in told}) == 1:
+        return f"{', '.join(amount for amount, _ in told)} ({told[0][1]})"
+    return ", ".join(f"{amount} ({why})" for amount, why in told)
 
 
 def _devices(made: Preview) -> str:
@@ -282,7 +290,7 @@ def _record(made: Preview) -> dict[str, Any]:
         },
         "activation": made.spec.activation.value,
         "request_deadline_ms": made.deadline_ms,
-        "plan": None if made.plan is None else plan_view(made.plan),
+        "plan": None if made.plan is None else plan_view(made.plan, made.site.policy),
     }
 
 

@@ -22,6 +22,7 @@ from capyctl.documents import strict
 from capyctl.documents.deployment import Deployment
 from capyctl.engines.registered import Registered
 from capyctl.fsm.types import Millis, Residency
+from capyctl.ledger.estimates import source
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.server.deploy import Allowed, Profiles, accept
 from capyctl.server.measuring import deployment_of
@@ -110,8 +111,8 @@ def _sized(made: Preview, tier: Residency) -> Preview:
     return attrs.evolve(made, residency=tier, residency_reason=reason, plan=plan)
 
 
-def plan_view(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON; bytes are decimal strings."""
+def plan_view(plan: Plan, policy: HostPolicy | None) -> dict[str, Any]:
+    """A plan as JSON; bytes are decimal strings. `policy`: of its host, where that is known."""
     return {
         "context_tokens": plan.context_tokens,
         "context_reason": plan.context_reason,
@@ -122,7 +123,7 @@ def plan_view(plan: Plan) -> dict[str, Any]:
             phase.value: {
                 "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
                 "devices": [claim.device for claim in allocation.claims],
-                "provenance": plan.provenance.get(phase),
+                "provenance": {domain: source(plan, policy, phase, domain) for domain in allocation.bytes},
             }
             for phase, allocation in plan.phases.items()
         },

@@ -24,12 +24,12 @@ from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, SwitchId
-from capyctl.ledger.estimates import source
 from capyctl.ledger.types import HostPolicy
 from capyctl.server import deploy, figures
 from capyctl.server.desk import Desk
 from capyctl.server.driver import CommandEvent, Driver
 from capyctl.server.keys import KeyRing
+from capyctl.server.preview import plan_view
 from capyctl.server.store import Store
 
 REDACTED: Final = "<redacted>"
@@ -223,28 +223,7 @@ class Services:
                 "source": "deployment" if document.get("residency") else "default",
             },
             "document": document,
-            "plans": {
-                host: {
-                    "context_tokens": plan.context_tokens,
-                    "context_reason": plan.context_reason,
-                    "slots": plan.slots,
-                    "initialize_ms": plan.initialize_ms,
-                    "wake_ms": plan.wake_ms,
-                    "phases": {
-                        phase.value: {
-                            "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
-                            "devices": [claim.device for claim in allocation.claims],
-                            "provenance": {
-                                domain: source(plan, self._policy(host), phase, domain) for domain in allocation.bytes
-                            },
-                        }
-                        for phase, allocation in plan.phases.items()
-                    },
-                    "pools": {name: str(amount) for name, amount in plan.pools.items()},
-                    "facts": dict(plan.facts),
-                }
-                for host, plan in row.plans.items()
-            },
+            "plans": {host: plan_view(plan, self._policy(host)) for host, plan in row.plans.items()},
         }
 
     def _policy(self, host: HostId) -> HostPolicy | None:

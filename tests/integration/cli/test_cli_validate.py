@@ -118,7 +118,7 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
         "host_backed (a copy of the weights and the engine need 10.0 GiB of system on rack-a, "
         "where 20.0 GiB may be parked)"
     )
-    assert lines["Parked"].endswith("(placeholder)")
+    assert lines["Parked"] == "1.0 GiB on gpu0 (placeholder), 10.0 GiB on system (derived)"
     assert " on gpu0, " in lines["Ready"]
     assert "by model family" in lines["Parsers"]
     assert "fitted to" in lines["Context"]
