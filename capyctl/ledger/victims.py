@@ -9,7 +9,7 @@ Source: memory 12, 14; lifecycle 12.3, 12.4 and 23, invariants 40, 45-49; decisi
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import attrs
@@ -18,7 +18,7 @@ from capyctl.fsm.types import Bytes, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.forecast import Forecast
-from capyctl.ledger.placement import Nowhere, nowhere
+from capyctl.ledger.placement import Nowhere, Tries, most_left, nowhere
 from capyctl.ledger.search import Covered, smallest
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.wants import Wants, gives, wants_of
@@ -174,7 +174,7 @@ def can_be_released(held: Holding | None, host: HostId) -> bool:
     return held is not None and held.host == host and not held.uncertain and held.phase in SETTLED
 
 
-def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:
+def order(candidate: Candidate, held: Holding) -> Turn:
     """Who is asked first: parked instances, then deployments that keep another READY one, then least recently used."""
     rank = 0 if held.phase is Phase.PARKED else 1 if candidate.keeps_another_ready else 2
     return (rank, candidate.last_used_at_ms, candidate.owner)
@@ -183,7 +183,8 @@ def order(candidate: Candidate, held: Holding) -> tuple[int, Millis, str]:
 # --- planning ---------------------------------------------------------------------------------------
 
 
-Rank = tuple[int, tuple[tuple[int, Millis, str], ...], int]
+Turn = tuple[int, Millis, str]
+Rank = tuple[int, tuple[Turn, ...], tuple[int, int]]
 """Of a plan among the hosts and cards: fewest victims, then by their order, then as placed."""
 
 
@@ -202,21 +203,47 @@ def _plan(
 ) -> Eviction | Nowhere:
     pools = _pools(future.ledger, candidates, since_ms)
     best: _Choice | None = None
-    shortfalls: list[Shortfall] = []
-    for place, ask in enumerate(asks):
-        found = _on(future, ask, pools.get(ask.host, []), place, best)
-        if isinstance(found, Shortfall):
-            shortfalls.append(found)
-        elif found is not None:
-            best = found
+    shortfalls: dict[tuple[int, int], Shortfall] = {}
+    for least, place, here in _in_turn(future.ledger, asks, pools):
+        if best is not None and best.rank[:2] < least:
+            break  # whoever would give way from here on is asked after those of the plan that is found
+        for number, ask in enumerate(here):
+            found = _on(future, ask, pools.get(ask.host, []), (place, number), best)
+            if isinstance(found, Shortfall):
+                shortfalls[place, number] = found
+            elif found is not None:
+                best = found
     if best is None:
-        return nowhere(shortfalls)
+        return nowhere(shortfalls[one] for one in sorted(shortfalls))
     return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen), exact=best.exact)
+
+
+def _in_turn(
+    ledger: Ledger, asks: Iterable[Ask], pools: Mapping[HostId, Sequence[Candidate]]
+) -> Iterator[tuple[tuple[int, tuple[Turn, ...]], int, Iterable[Ask]]]:
+    """The steps host by host, those first where less may be asked for: the least that a plan there comes to.
+
+    What may fit as it is asks for nobody; else somebody gives way, and not before the first of the host.
+    Gives (that least, the host's place, its steps).
+    """
+    if not isinstance(asks, Tries) or asks.ledger is not ledger:
+        yield (0, ()), 0, asks
+        return
+    turns = []
+    for place, seat in enumerate(asks.seats):
+        pool = pools.get(seat.host)
+        left = most_left(ledger, seat)
+        least: tuple[int, tuple[Turn, ...]] = (0, ())
+        if pool and left is not None and left < 0:
+            least = (1, (order(pool[0], ledger.held_by(pool[0].owner)),))
+        turns.append((least, place))
+    for least, place in sorted(turns):
+        yield least, place, attrs.evolve(asks, seats=(asks.seats[place],))
 
 
 def _pools(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) -> dict[HostId, list[Candidate]]:
     """Who may be asked on each host, in the order in which they are asked."""
-    pools: dict[HostId, list[tuple[tuple[int, Millis, str], Candidate]]] = {}
+    pools: dict[HostId, list[tuple[Turn, Candidate]]] = {}
     for one in candidates:
         held = ledger.holding(one.owner)
         if held is not None and may_give_way(one, since_ms) and can_be_released(held, held.host):
@@ -225,7 +252,7 @@ def _pools(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) ->
 
 
 def _on(
-    future: Forecast, ask: Ask, pool: Sequence[Candidate], place: int, best: _Choice | None
+    future: Forecast, ask: Ask, pool: Sequence[Candidate], place: tuple[int, int], best: _Choice | None
 ) -> _Choice | Shortfall | None:
     """The choice for one host or card; None where it is no better than the best one so far."""
     ledger = future.ledger
