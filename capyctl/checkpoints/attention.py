@@ -20,9 +20,8 @@ from capyctl.checkpoints.recurrent import Recurrence, StateLayers, state_layers
 
 # Families whose latent attention engines cache compressed. Others expand it into heads first, each engine its own way.
 _LATENT = frozenset({
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_vl_v2", "deepseek_mtp", "kimi_k2", "kimi_k25",
-    "kimi_linear", "kimi_vl", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash", "pangu_ultra_moe", "mistral3",
-    "mistral4", "mistral_large_3",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "kimi_k2", "kimi_linear", "glm4_moe_lite",
+    "glm_moe_dsa",
 })  # fmt: skip
 _ENCODERS = frozenset({
     "bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "new", "electra", "deberta-v2", "distilbert",
@@ -34,6 +33,7 @@ _UNMODELLED = (
     ("compress_ratios", "attention that compresses its cache by layer"),
     ("compress_rates", "attention that compresses its cache by layer"),
     ("use_cla", "layers that share a cache (CLA)"),
+    ("sparse_attention_config", "sparse attention of a kind of its own"),
     ("attention_other_setting", "layers with other heads than the rest"),
     ("mb_per_layer", "layers that share one cache beside recurrent ones"),
     ("hybrid_layer_ids", "an attention block that several layers share"),

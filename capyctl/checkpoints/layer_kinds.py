@@ -34,11 +34,10 @@ _LETTERS = {"M": Kind.RECURRENT, "*": Kind.FULL, "-": Kind.NOTHING, "E": Kind.NO
 _RECURRENT_SIGNS = (
     "ssm_state_size", "mamba_d_state", "mamba_num_heads", "mamba_d_conv", "ssm_cfg", "state_size", "mb_per_layer",
     "hybrid_override_pattern", "layers_block_type", "attn_layer_indices", "linear_attn_config", "attn_type_list",
-    "rwkv", "lightning_attention", "conv_L_cache", "block_types", "mamba_config", "head_size_divisor",
+    "rwkv", "lightning_attention", "conv_L_cache", "block_types", "mamba_config", "head_size_divisor", "mamba_step",
+    "layer_group_size",
 )  # fmt: skip
 _PURE = frozenset({"mamba", "mamba2", "falcon_mamba"})
-# Families whose pattern stands in their code: every so many layers a full one, where the file does not say.
-_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}
 
 
 def layer_kinds(text: Block, layers: int) -> list[Kind] | None:
@@ -132,7 +131,7 @@ def _windows(text: Block, layers: int) -> list[Kind] | None:
         if not re.fullmatch("[LG]{1,64}", pattern):
             return None
         return [Kind.SLIDING if pattern[number % len(pattern)] == "L" else Kind.FULL for number in range(layers)]
-    period = dimension(text, "sliding_window_pattern") or _PERIODS.get(word(text, "model_type") or "")
+    period = dimension(text, "sliding_window_pattern")
     if period is None:
         return [Kind.SLIDING] * layers
     return [Kind.SLIDING if (number + 1) % period else Kind.FULL for number in range(layers)]

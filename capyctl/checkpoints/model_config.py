@@ -14,11 +14,15 @@ from typing import Any
 from capyctl.checkpoints.attention import Caches, caches, kv_heads
 from capyctl.checkpoints.cache_shape import recorded, token_bytes
 from capyctl.checkpoints.config_values import Block, block_of, count, dimension, tokens, word
+from capyctl.checkpoints.family_defaults import with_defaults
 from capyctl.checkpoints.quantization import quantization_of
 from capyctl.checkpoints.recurrent import Recurrence
 
 _TEXT_BLOCKS = ("text_config", "llm_config", "language_config", "language_model_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
+_CONTEXT = (
+    "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length",
+)  # fmt: skip
 
 # Bytes of one cached value, by the words that documents and checkpoints use.
 DTYPE_BYTES: Mapping[str, int] = {
@@ -40,7 +44,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
       (convolution and temporal values of one request over all gated-delta-net layers, else None), `state_dtype`,
       `not_derivable` (None, or why a context cannot be fitted).
     """
-    text = _text(config)
+    text = with_defaults(_text(config))
     layers = dimension(text, *_LAYERS)
     architectures = config.get("architectures")
     names = [str(name)[:128] for name in architectures[:4]] if isinstance(architectures, list) else []
@@ -52,7 +56,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
         "quantized_bits": packed.bits if packed is not None else 0,
         "quantized_cache": packed.cache if packed is not None else None,
         "dtype": word(text, "dtype", "torch_dtype") or word(config, "dtype", "torch_dtype"),
-        "context_trained": tokens(text, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
+        "context_trained": tokens(text, *_CONTEXT),
         "layers": layers,
         "mtp_layers": count(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"),
         "tied": _tied(config, text),

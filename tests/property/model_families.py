@@ -88,7 +88,8 @@ def gemma2(b: Build, c: Config) -> None:
 
 def gemma3(b: Build, c: Config) -> None:
     text, v = c["text_config"], c["vision_config"]
-    gemma2(b, {**text, "_at": "language_model.model."})
+    left_out = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    gemma2(b, {**left_out, **text, "_at": "language_model.model."})
     siglip(
         b,
         "vision_tower.vision_model",

@@ -69,6 +69,17 @@ def _gemma(kind: str, hidden: int, layers: int, heads: int, kv: int, length: int
     return found | more
 
 
+def _gemma3_seeing(hidden: int, layers: int, inner: int, **more: Any) -> Config:
+    """As published: what is the family's default is left out, the length of heads among it."""
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+        "text_config": {"model_type": "gemma3_text", "hidden_size": hidden, "num_hidden_layers": layers,
+                        "intermediate_size": inner, "sliding_window": 1024, **more},
+        "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+                          "patch_size": 14, "image_size": 896, "model_type": "siglip_vision_model"},
+    }  # fmt: skip
+
+
 def _latent(kind: str, hidden: int, layers: int, heads: int, **more: Any) -> Config:
     return _llama(hidden, layers, heads, heads, 0, 129280, model_type=kind, n_shared_experts=1, **{
         "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_nope_head_dim": 128,
@@ -198,6 +209,15 @@ WINDOWS = (
                       sliding_window_pattern=6, max_position_embeddings=32768),
     ),
     Model(
+        name="Gemma 3 4B", published=4_300_079_472, cache=34 * 4 * 512 * 2, bounded=29 * 4 * 512 * 2,
+        attention="sliding", config=_gemma3_seeing(2560, 34, 10240),
+    ),
+    Model(
+        name="Gemma 3 12B", published=12_187_325_040, cache=48 * 8 * 512 * 2, bounded=40 * 8 * 512 * 2,
+        attention="sliding",
+        config=_gemma3_seeing(3840, 48, 15360, num_attention_heads=16, num_key_value_heads=8),
+    ),
+    Model(
         name="Gemma 3 27B", published=27_432_406_640, cache=62 * 16 * 256 * 2, bounded=52 * 16 * 256 * 2,
         attention="sliding", files=4,
         config={"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
@@ -317,8 +337,8 @@ LATENT = (
         words="model card (685B)", pack="block fp8", quantization=FP8_BLOCKS, files=8,
     ),
     Model(
-        name="Kimi K2", published=1_026 * B, close=3, cache=61 * 576 * 2, attention="latent",
-        words="hub (1,026B)", pack="block fp8", quantization=FP8_BLOCKS, files=8,
+        name="Kimi K2", published=1_000 * B, close=27, cache=61 * 576 * 2, attention="latent",
+        words="model card (1T)", pack="block fp8", quantization=FP8_BLOCKS, files=8,
         config=V3 | {"model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64,
                      "n_routed_experts": 384, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
                      "vocab_size": 163840, "max_position_embeddings": 131072},

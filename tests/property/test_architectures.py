@@ -130,7 +130,7 @@ def test_a_head_that_is_stored_although_it_is_tied_is_counted_once_and_named() -
     assert facts["weight_bytes"] > facts["parameters"] * 2 + facts["tied_twice_bytes"]
     assert facts_of("Llama 3.2 1B")["tied_twice_bytes"] == 0
     assert facts_of("Llama 3.1 8B")["tied"] is False
-    assert facts_of("Gemma 2 9B")["tied"] is None
+    assert facts_of("Gemma 2 9B")["tied"] is True  # by the family's code: the file does not say
 
 
 @pytest.mark.parametrize(
@@ -189,6 +189,8 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "
         (PLAIN | {"model_type": "llada"}, "diffusion"),
         (PLAIN | {"model_type": "deepseek_v4", "compress_ratios": [0, 0, 4, 128]}, "compresses its cache"),
         (PLAIN | {"model_type": "hunyuan", "use_cla": True}, "share a cache"),
+        (PLAIN | {"model_type": "longcat_flash", "kv_lora_rank": 512, "qk_rope_head_dim": 64}, "ways of their own"),
+        (PLAIN | {"model_type": "bailing_moe_linear", "layer_group_size": 5}, "recurrent layers of an unknown kind"),
         (PLAIN | {"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32}, "ways of their own"),
         (PLAIN | {"model_type": "deepseek_v3", "kv_lora_rank": 512}, "does not describe"),
         (PLAIN | {"model_type": "qwen4_exp_text", "indexer_head_dim": 128}, "an indexer"),
@@ -223,6 +225,16 @@ def test_heads_may_differ_by_layer_and_by_kind() -> None:
               {"attention": {"n_heads_in_group": 2}}, {"attention": {"replace_with_linear": True}}]  # fmt: skip
     searched = describe(PLAIN | {"num_key_value_heads": None, "block_configs": blocks})
     assert searched["cache_values"] == (2 + 4) * 64
+
+
+def test_what_a_family_leaves_out_is_its_default_and_what_is_stated_stays() -> None:
+    facts = facts_of("Gemma 3 12B")
+    assert (facts["context_trained"], facts["heads"], facts["cache"][0]["key"]) == (131_072, 16, 256)
+    assert (
+        describe({"model_type": "gemma3_text", "num_hidden_layers": 6, "head_dim": 64})["cache_values"] == 6 * 4 * 128
+    )
+    unknown = describe({"model_type": "a_new_one", "num_hidden_layers": 6, "hidden_size": 256})
+    assert "does not describe" in unknown["not_derivable"]
 
 
 def test_a_window_that_is_not_used_bounds_nothing() -> None:
