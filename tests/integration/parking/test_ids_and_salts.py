@@ -31,7 +31,7 @@ def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ParkMachine]:
     """Both engines serve; nobody has to give way."""
     with park_machine(tmp_path_factory.mktemp("ids"), PORTS, {"vllm": {}, "sglang": {}}) as made:
         for name, family in (("ada", "vllm"), ("tom", "sglang"), ("tim", "sglang")):
-            made.put(name, family, 2 * GIB, 4 * GIB)
+            made.put(name, family, 2 * GIB, 6 * GIB)  # room for 10 000 tokens beside the context
             assert made.ask(name).status == 200
         yield made
 
