@@ -16,7 +16,7 @@ import trio
 
 from capyctl.checkpoints import sources
 from capyctl.checkpoints.store import CheckpointStore
-from capyctl.documents import kinds, places
+from capyctl.documents import kinds, places, strict
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.host import DomainLimits, Host
 from capyctl.documents.model_source import Local
@@ -31,6 +31,7 @@ from capyctl.roles.machine import check_this_release, checkpoints_of, limits_of,
 from capyctl.server.deploy import Allowed
 from capyctl.server.preview import Facts, Site
 
+REDACTED = "<redacted>"
 KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
 
 
@@ -121,7 +122,16 @@ def _site(path: str, host: Host) -> Site:
         request_deadline_ms=Millis(host.resource_policy.queue.request_deadline.ms),
         facts=facts,
         source=path,
+        stated=_shown(host),
     )
+
+
+def _shown(host: Host) -> dict[str, Any]:
+    """A host document with every field, but for the values of engines' variables, which may be secrets."""
+    plain: dict[str, Any] = strict.unstructure(host)
+    for profile in plain["runtime_profiles"].values():
+        profile["env"] = dict.fromkeys(profile["env"], REDACTED)
+    return plain
 
 
 def _facts(store: CheckpointStore, registry: Registry, downloads: str, document: Deployment) -> Facts | None:

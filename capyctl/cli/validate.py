@@ -268,6 +268,7 @@ def _record(made: Preview) -> dict[str, Any]:
     return {
         "host": made.site.allowed.name,
         "document": made.site.source,
+        "host_document": made.site.stated,
         "profile": {
             "name": registered.name,
             "engine": registered.engine,

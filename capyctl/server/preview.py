@@ -32,9 +32,10 @@ Facts = Mapping[str, Any]  # of a checkpoint, as sizing takes them
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """A host as its document describes it. `source` is that document; `facts` looks at a model's files there.
+    """A host as its document describes it. `source` names that document, and `stated` is it as plain data.
 
-    `facts` returns None where the files cannot be looked at from here, and raises what measuring them would.
+    `facts` looks at a model's files there: None where they cannot be looked at from here; it raises what measuring
+    them would.
     """
 
     allowed: Allowed
@@ -43,6 +44,7 @@ class Site:
     request_deadline_ms: Millis
     facts: Callable[[Deployment], Facts | None]
     source: str
+    stated: Mapping[str, Any] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -167,10 +167,15 @@ def test_what_the_document_states_is_told_from_what_was_derived(validate: Comman
 
 def test_json_has_the_completed_document_and_the_whole_plan(validate: Command) -> None:
     model()
-    answer = json.loads(validate(deployment(), "--host", host(), "--json").out)
+    profiles = {"vllm": {**PROFILE, "env": {"SOME_KEY": "not to be shown"}}}
+    said = validate(deployment(), "--host", host(runtime_profiles=profiles), "--json")
+    answer = json.loads(said.out)
     assert (answer["valid"], answer["kind"], answer["document"]["routes"]) == (True, "deployment", ["writer"])
     (found,) = answer["resolved"]
     assert (found["host"], found["residency"]["value"]) == ("rack-a", "host_backed")
+    assert found["host_document"]["resource_policy"]["queue"]["request_deadline"] == "600s"
+    assert found["host_document"]["runtime_profiles"]["vllm"]["env"] == {"SOME_KEY": "<redacted>"}
+    assert "not to be shown" not in said.out
     assert set(found["plan"]["phases"]) == {"cold", "ready", "parking", "parked", "wake"}
     assert found["plan"]["facts"]["tool_call_parser_source"] == "model_family"
     assert "route and name conflicts" in answer["not_checked"]
