@@ -20,6 +20,7 @@ from capyctl.documents import kinds, places, strict
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.host import DomainLimits, Host
 from capyctl.documents.model_source import Local
+from capyctl.documents.paths import REDACTED
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.engines.registry import Registry
 from capyctl.engines.revisioned import ENGINES
@@ -31,7 +32,6 @@ from capyctl.roles.machine import check_this_release, checkpoints_of, limits_of,
 from capyctl.server.deploy import Allowed
 from capyctl.server.preview import Facts, Site
 
-REDACTED = "<redacted>"
 KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
@@ -22,6 +22,8 @@ from capyctl.errors import Refusal
 T = TypeVar("T")
 Origin = Literal["default", "yaml", "env", "flag", "set"]
 SettingPath = tuple[str, ...]
+REDACTED: Final = "<redacted>"
+"""Instead of the values of engines' variables, which may be secrets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -166,7 +168,7 @@ def rows(effective: Any, raw: Mapping[str, Any], statements: Iterable[Statement]
         elif (stated := _get(raw, path)) is not None:
             origin, shown = "yaml", stated if type(stated) is type(value) else value
         if "env" in path[:-1]:
-            shown = "<redacted>"
+            shown = REDACTED
         found.append(Row(path=".".join(path), value=shown, source=origin))
     return tuple(sorted(found, key=lambda row: row.path))
 

@@ -19,7 +19,7 @@ from capyctl.control import events, orders, usage, views
 from capyctl.control.spec import Spec
 from capyctl.control.world import World
 from capyctl.documents.model_source import shown_url
-from capyctl.documents.paths import Row
+from capyctl.documents.paths import REDACTED, Row
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Failure, Refusal
@@ -32,7 +32,6 @@ from capyctl.server.keys import KeyRing
 from capyctl.server.preview import plan_view
 from capyctl.server.store import Store
 
-REDACTED: Final = "<redacted>"
 DRAIN_LIMIT_S: Final = 900.0
 DRAIN_AGAIN_S: Final = 30.0
 """Between two drains of a profile: what was on its way to a start when it was withdrawn is stopped by the next."""
