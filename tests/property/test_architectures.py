@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import test_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_families import tensors_of
 from model_files import BITS, write_tensors
 from model_zoo import MODELS, NEXT, V3, Model
 from sizing_page import PAGE, facts_of, table, with_table
 
-from capyctl.checkpoints import gguf, kv_cache
+from capyctl.checkpoints import gguf, kv_cache, model_config
 from capyctl.checkpoints.cache_shape import bounded_token_bytes, cache_of, token_bytes
 from capyctl.checkpoints.config_values import DIMENSION_MAX
 from capyctl.checkpoints.directory import list_files, pick_gguf
@@ -343,3 +345,62 @@ def test_an_eagle_head_is_a_model_of_one_layer(tmp_path: Path) -> None:
     facts = tensor_facts(list_files(tmp_path))
     assert (facts["cache_values"], facts["layers"], facts["sharded_bytes"]) == (8 * 256, 1, 0)
     assert facts["not_derivable"] is None
+
+
+# --- anything under every name that is read ----------------------------------------------------------
+
+
+class Asked(dict[str, Any]):
+    """A description that notes which names somebody looks for."""
+
+    names: set[str]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+INSIDE = (
+    "num_heads", "short_conv_kernel_size", "full_attn_layers", "attention", "no_op", "n_heads_in_group", "kv_n_heads",
+    "quant_method", "bits", "config_groups", "weights", "num_bits", "kv_cache_scheme",
+)  # fmt: skip
+
+
+def names_read() -> list[str]:
+    """Every name that is looked for in one of the models here, or in a small one of each odd kind."""
+    Asked.names = set(INSIDE)
+    odd = ({"conv_L_cache": 3}, {"attn_type_list": [1]}, {"block_configs": []}, {"attn_config": {}})
+    plain = model_config.with_defaults
+    model_config.with_defaults = lambda text: Asked(plain(text))
+    try:
+        for config in (*(model.config for model in MODELS), *(PLAIN | one for one in odd)):
+            describe(Asked(config))
+    finally:
+        model_config.with_defaults = plain
+    return sorted(Asked.names)
+
+
+READ = names_read()
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+numbers = st.integers(-2, 12) | st.sampled_from([64, 128, 4096, 2**20, 2**31, 2**63])
+junk = st.recursive(
+    scalars | numbers,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(READ), inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(READ), junk, max_size=14), st.sampled_from([PLAIN, NEXT, V3, {}]), st.booleans())
+@settings(derandomize=True, max_examples=400, deadline=None)
+def test_whatever_stands_under_the_names_that_are_read_the_facts_are_sane(
+    changes: dict[str, Any], base: dict[str, Any], nested: bool
+) -> None:
+    config: dict[str, Any] = {**base, **changes}
+    facts = describe({"text_config": config} if nested else config)
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    groups = cache_of(facts)
+    assert groups is not None
+    for ranks in (1, 8):
+        assert 0 <= bounded_token_bytes(groups, 2, ranks) <= token_bytes(groups, 2, ranks) < 1 << 63
+    assert token_bytes(groups, 1) <= token_bytes(groups, 2) <= token_bytes(groups, 4)
+    assert facts["not_derivable"] or facts["cache_values"] > 0
