@@ -1,7 +1,7 @@
 """`python -m benchmarks`: every measurement, one after the other."""
 
-from benchmarks import cli_start, park, relay, switch
+from benchmarks import cli_start, park, planning, relay, switch
 
 if __name__ == "__main__":
-    for measurement in (relay, cli_start, switch, park):
+    for measurement in (planning, relay, cli_start, switch, park):
         measurement.main()

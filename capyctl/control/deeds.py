@@ -163,13 +163,13 @@ def perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by:
 def _drop(book: Book, row: DeploymentRow) -> None:
     identity = row.state.deployment
     book.order(StopFetching(deployment=identity))
+    hosts = {*row.spec.hosts, *(one.last_host for _, one in book.of(identity))}
     for lane, _ in list(book.of(identity)):
         _forget(book, lane, "the deployment was deleted")
     requests.fail_waiters(book, identity, "not_found", f"{row.spec.name} was deleted")
     verifying.forget(book, identity)
     book.drop_deployment(identity)
-    for host in sorted(book.online):
-        leftovers.prune_logs(book, host)
+    leftovers.prune_logs(book, *sorted(host for host in hosts if host in book.online))
 
 
 def supersede(book: Book, identity: DeploymentId, by: OperationId) -> None:

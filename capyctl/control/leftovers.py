@@ -7,6 +7,8 @@ from capyctl.control.orders import PruneLogs
 from capyctl.fsm.types import HostId
 
 
-def prune_logs(book: Book, host: HostId) -> None:
+def prune_logs(book: Book, *hosts: HostId) -> None:
     """Engine logs go with their deployment: what no deployment of now has written is nobody's."""
-    book.order(PruneLogs(host=host, kept=tuple(sorted(book.deployments)), as_of_ms=book.now_ms))
+    kept = tuple(sorted(book.deployments))
+    for host in hosts:
+        book.order(PruneLogs(host=host, kept=kept, as_of_ms=book.now_ms))

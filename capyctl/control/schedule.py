@@ -292,7 +292,7 @@ def _why_not(book: Book, lane: Lane, host: HostId) -> str:
     running = _running(book, lane)
     seat = _seat(book, lane, host, running)
     if not placement.has_a_place(seat, owner.spec.max_per_host):
-        return f"runs it {seat.instances} times, as often as placement.max_per_host allows"
+        return f"runs {seat.instances} of it, as many as placement.max_per_host allows"
     ranks = len(cards.cards_of(seat.plan, book.hosts[host].policy))
     few = cards.too_few(book.hosts[host].policy, cards.choice(seat.plan, book.hosts[host].policy, seat.named), ranks)
     return few or "makes room for another model"

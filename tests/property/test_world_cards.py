@@ -12,7 +12,7 @@ from world_values import RAM, Host, Model, gib
 from capyctl.control import events as e
 from capyctl.control.spec import Spec
 from capyctl.fsm.switch import Phase as SwitchPhase
-from capyctl.fsm.types import Bytes, DeploymentId, Device, Domain, HostId, Incarnation, Millis, Phase
+from capyctl.fsm.types import Bytes, DeploymentId, Device, Domain, HostId, Incarnation, Lane, Millis, Phase
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.limits import set_policy
 from capyctl.ledger.shortfall import Shortfall
@@ -197,3 +197,78 @@ def test_limits_of_another_card_under_a_charged_cards_name_are_refused() -> None
     assert isinstance(other, Shortfall)
     assert other.code == "device_policy_mismatch"
     assert "charged as the card GPU-a, and is GPU-b" in other.message()
+
+
+# --- several ranks -----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class OnCards(OnCard):
+    """A model of several ranks: so much on each of the first cards."""
+
+    ranks: int = 2
+
+    @property
+    def plan(self) -> Plan:
+        cards = {Domain(f"gpu{i}"): gib(self.card_gib) for i in range(self.ranks)}
+        claims = tuple(Claim(device=Device(card)) for card in cards)
+        held = Allocation(bytes={**cards, RAM: gib(1)}, claims=claims)
+        return attrs.evolve(super().plan, phases={Phase.COLD: held, Phase.READY: held})
+
+
+def charged_on(here: Shell, identity: DeploymentId) -> set[str]:
+    held = here.world.book.ledger.held_by(Lane(identity, 0).owner)
+    return {domain for domain in held.allocation.bytes if domain != RAM}
+
+
+def test_ranks_take_equal_cards_and_a_switch_empties_those_where_fewest_give_way() -> None:
+    here = checked(CardShell(random.Random(4), Faults(random.Random(4)), policies=(machine(24, 24, 24, 24),)))
+    singles = [here.deploy(OnCard(name=name)) for name in ("a", "b", "c")]
+    wide = here.deploy(OnCards(name="wide", card_gib=20))
+    here.run(2_000)
+    for one in singles:
+        here.start(one)
+        here.run(30_000, until=lambda one=one: here.lane(one).gate_open)
+    taken = [charged_on(here, one) for one in singles]
+    assert len(set().union(*taken)) == 3  # the one with most room each time
+    client = here.ask("wide")
+    here.run(120_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+    assert len(charged_on(here, wide)) == 2
+    assert sum(here.lane(one).gate_open for one in singles) == 2  # the free card, and that of the oldest
+    before = charged_on(here, wide)
+    here.stop(wide)
+    here.run(60_000)
+    here.start(wide)
+    here.run(60_000, until=lambda: here.lane(wide).gate_open)
+    assert charged_on(here, wide) == before
+
+
+def test_ranks_that_no_host_has_equal_cards_for_are_refused_with_every_hosts_reason() -> None:
+    unlike = machine(24, 24)
+    named = {
+        card: attrs.evolve(unlike.domains[card], model=model) for card, model in ((GPU0, "Card A"), (GPU1, "Card B"))
+    }
+    unlike = attrs.evolve(unlike, domains={**unlike.domains, **named})
+    here = checked(CardShell(random.Random(4), Faults(random.Random(4)), policies=(unlike,)))
+    wide = here.deploy(OnCards(name="wide"))
+    here.run(2_000)
+    key = here.start(wide)
+    here.run(10_000)
+    state = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    assert state.code == "host_ineligible"
+    assert "h1: 2 ranks need 2 equal cards of one machine; h1 has 1 of Card A (24.0 GiB), 1 of Card B" in state.reason
+
+
+def test_a_deployment_that_runs_as_often_as_it_may_waits_and_says_so_of_every_host() -> None:
+    hosts = tuple(attrs.evolve(machine(24), host=HostId(name), name=name) for name in ("h1", "h2"))
+    here = checked(CardShell(random.Random(4), Faults(random.Random(4)), policies=hosts))
+    many = here.deploy(OnCard(name="many", instances=3, max_per_host=1))
+    here.run(2_000)
+    here.start(many)
+    here.run(60_000)
+    (waiting,) = [row for _, row in here.world.book.of(many) if not row.gate_open]
+    assert waiting.waits_for is not None
+    assert waiting.waits_for.code == "host_ineligible"
+    for name in ("h1", "h2"):
+        assert f"{name}: runs 1 of it, as many as placement.max_per_host allows" in waiting.waits_for.reason
