@@ -32,7 +32,7 @@ from capyctl.fsm.types import (
     StopKind,
 )
 from capyctl.ledger.asks import PEAKS
-from capyctl.ledger.types import DomainPolicy, peak
+from capyctl.ledger.types import DomainPolicy, Plan, peak
 
 StateClaim = Callable[[Book], bool]
 
@@ -136,6 +136,19 @@ def inv_m5_budgets_are_ordered(book: Book) -> bool:
             if held.at(Phase.COLD).on(domain) < ready or held.at(Phase.PARKED).on(domain) > ready:
                 return False
     return True
+
+
+def inv_m6_plans_are_ordered(book: Book) -> bool:
+    """M5, M6: Later starts are planned with cold of at least ready, and copies of the placeholder at least."""
+    return all(_is_ordered(plan) for row in book.deployments.values() for plan in row.plans.values())
+
+
+def _is_ordered(plan: Plan) -> bool:
+    ready, cold, copy = (plan.at(phase) for phase in (Phase.READY, Phase.COLD, Phase.PARKED))
+    left = plan.measured.get(Phase.PARKED, {})
+    return all(cold.on(domain) >= amount >= copy.on(domain) for domain, amount in ready.bytes.items()) and all(
+        copy.on(domain) >= figure.planned_bytes for domain, figure in left.items()
+    )
 
 
 def inv_m7_below_its_peak_with_a_proof(book: Book) -> bool:
@@ -500,6 +513,7 @@ STATE: tuple[StateClaim, ...] = (
     inv_13_no_charge_without_an_owner,
     inv_13_the_phase_is_the_ledgers,
     inv_m5_budgets_are_ordered,
+    inv_m6_plans_are_ordered,
     inv_m7_below_its_peak_with_a_proof,
     inv_m12_a_whole_host_has_one_owner,
     inv_16_hosts_are_allowed,

@@ -389,6 +389,7 @@ def _model(rng: random.Random, name: str, *, parks: bool) -> Model:
     traits = rng.choice((VLLM, SGLANG) if parks else (LLAMA, LLAMA, VLLM, SGLANG, CUSTOM))
     residency = Residency.DEEP if traits.parks and rng.random() < 0.7 else Residency.RESTART_ONLY
     ready = rng.choice((1.5, 3.0, 3.5, 6.0))
+    odd = name.endswith(("1", "3"))
     return Model(
         name=name,
         traits=traits,
@@ -399,6 +400,7 @@ def _model(rng: random.Random, name: str, *, parks: bool) -> Model:
         max_per_host=rng.choice((None, None, 1)),
         ready_gib=ready,
         cold_gib=ready + rng.choice((0, 0.25)),
+        peak_gib=ready + 0.125 if odd else None,
         parked_gib=rng.choice((0.25, 0.5, 1)),
         residue_gib=rng.choice((None, None, 0.3, 0.9)),
         residue_grows_gib=rng.choice((0.0, 0.2)),

@@ -24,6 +24,7 @@ from capyctl.fsm import gate, operation, switch
 from capyctl.fsm.proofs import Back, Canary, SameEngine, Usable
 from capyctl.fsm.run import Stop
 from capyctl.fsm.types import (
+    Bytes,
     DeploymentId,
     Generation,
     Incarnation,
@@ -152,6 +153,15 @@ def bigger(phase: Phase, amount: float) -> Breaker:
     return change
 
 
+def planned(book: Book, a: Lane, phase: Phase, amount: Bytes) -> None:
+    row = book.deployments[a.deployment]
+    plans = {
+        host: attrs.evolve(plan, phases={**plan.phases, phase: Allocation(bytes={RAM: amount})})
+        for host, plan in row.plans.items()
+    }
+    book.put_deployment(attrs.evolve(row, plans=plans))
+
+
 BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.inv_01_charges_within_limits, lambda k, a, b: held(k, a, allocation=Allocation(bytes={RAM: gib(99)}))),
     (
@@ -164,6 +174,8 @@ BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.inv_13_no_charge_without_an_owner, a_stranger),
     (inv.inv_13_the_phase_is_the_ledgers, lambda k, a, b: held(k, a, phase=Phase.PARKED)),
     (inv.inv_m5_budgets_are_ordered, bigger(Phase.READY, 50)),
+    (inv.inv_m6_plans_are_ordered, lambda k, a, b: planned(k, a, Phase.COLD, gib(1))),
+    (inv.inv_m6_plans_are_ordered, lambda k, a, b: planned(k, a, Phase.PARKED, gib(50))),
     (inv.inv_m7_below_its_peak_with_a_proof, lambda k, a, b: held(k, a, allocation=Allocation(), lowered_by=None)),
     (inv.inv_m12_a_whole_host_has_one_owner, lambda k, a, b: (a_stranger(k, a, b), held(k, a, whole_host=True))[0]),
     (inv.inv_19_generations_are_drawn, lambda k, a, b: run(k, a, generation=Generation(99))),

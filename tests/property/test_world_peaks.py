@@ -6,14 +6,17 @@ from typing import Any
 
 import attrs
 from simulation import checked
+from test_world_cards import GPU0, GPU1, OnCard
+from test_world_cards import world as cards
 from world import Shell, shell
 from world_values import RAM, VLLM, Model, gib, policy
 
 from capyctl.control import events as e
-from capyctl.control import views
+from capyctl.control import residue, views
 from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.proofs import Resident
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, Phase, Residency
-from capyctl.ledger.types import Plan
+from capyctl.ledger.types import Allocation, Plan
 
 HOST = HostId("h1")
 ROOMY = (policy("h1", capacity=40, managed=30, parked=8),)
@@ -242,3 +245,63 @@ def test_nobody_starts_beside_it() -> None:
     assert not here.lane(d).has_launch
     here.run(90_000, until=lambda: here.lane(w).gate_open and here.lane(d).gate_open)
     assert here.lane(d).gate_open, "once it is ready there is room"
+
+
+# --- several cards --------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Parks(OnCard):
+    """A model on any card, whose copy is guessed to keep 1 GiB of it."""
+
+    @property
+    def plan(self) -> Plan:
+        made = super().plan
+        ready = made.at(Phase.READY)
+        copy = Allocation(bytes={**ready.bytes, GPU0: gib(1)})
+        phases = {**made.phases, Phase.PARKING: ready, Phase.PARKED: copy, Phase.WAKE: ready}
+        return attrs.evolve(made, phases=phases, provenance={Phase.COLD: "derived", Phase.PARKED: "placeholder"})
+
+
+def test_what_a_park_left_on_one_card_is_charged_on_whatever_card_its_like_is() -> None:
+    here = cards(Parks(name="a", instances=2, card_gib=8))
+    (a,) = here.models
+    here.start(a)
+    here.run(60_000, until=lambda: here.lane(a).gate_open and here.lane(a, 1).gate_open)
+    lanes = [Lane(a, 0), Lane(a, 1)]
+    book = here.world.book
+    mine = {lane: next(one for one in book.ledger.held_by(lane.owner).allocation.bytes if one != RAM) for lane in lanes}
+    assert set(mine.values()) == {GPU0, GPU1}
+    for index, (parked, left) in enumerate(((lanes[1], 1.5), (lanes[0], 1.25))):
+        sample = Resident(
+            incarnation=book.instances[parked].run.incarnation,
+            resident_bytes=gib(left),
+            budget_bytes=gib(3),
+            released_at_ms=Millis(index),
+            sampled_at_ms=Millis(index + 1),
+        )
+        residue.measured(book, parked, {mine[parked]: sample})
+        for lane in lanes:
+            held = book.ledger.held_by(lane.owner).at(Phase.PARKED)
+            assert held.bytes == {mine[lane]: gib(1.5), RAM: gib(1)}
+    planned = book.deployments[a].plans[HOST].at(Phase.PARKED)
+    assert planned.bytes == {GPU0: gib(1.5), RAM: gib(1)}
+
+
+# --- what a host says of its memory ----------------------------------------------------------------------------
+
+
+def test_limits_that_other_programs_took_are_warned_of_and_what_deployments_hold_is_no_reason() -> None:
+    here, (a,) = world(BIG, policies=(policy("h1", capacity=20, managed=14),), attributed=True)
+    served(here, a)
+    here.run(30_000)
+    (host,) = views.hosts(here.world)
+    assert host["memory_warnings"] == []
+    assert host["domains"][0]["residents"] == [{"name": "a/0", "bytes": gib(4)}]
+    here.hosts[HOST].foreign_bytes = gib(8)
+    here.run(30_000)
+    (host,) = views.hosts(here.world)
+    assert host["memory_warnings"] == [
+        "unified: managed limit 14.0 GiB and reserve 1.0 GiB do not fit into the 8.0 GiB available now and the 4.0 GiB "
+        "that deployments hold there; starts may wait until other programs free memory"
+    ]

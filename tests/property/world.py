@@ -51,6 +51,7 @@ from capyctl.ledger.types import HostPolicy, Observation
 
 START_MS = 1_000_000
 SILENT_MS = 18_000  # after which a host says that an engine answers nothing
+PULSES_PER_BUILD = 40  # after so many samples a host has other engines under the same names
 TICKS_MAX = 5  # a look that changed something may ask for one more at once
 PROBE_LIMIT_MS = 180_000
 HOST_ANSWER_MS = 120_000  # how long after an order's own bound the driver still waits for its host
@@ -454,6 +455,10 @@ class Shell:
             if self.faults.hits("forget") and self.rng.random() < 0.01:
                 host.forgotten.update(host.engines)
         if host.online:
+            host.pulses += 1
+            if host.pulses % PULSES_PER_BUILD == 0:
+                built = {"p": f"build {host.pulses // PULSES_PER_BUILD}"}
+                self.tell(e.ProfilesPublished(now_ms=Millis(self.now), host=host.policy.host, installations=built))
             self._observe(host)
             for engine in list(host.engines.values()):
                 self._gauge(engine)

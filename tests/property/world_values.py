@@ -192,6 +192,7 @@ class Host:
     fenced: set[Incarnation] = attrs.field(factory=set)
     forgotten: set[Incarnation] = attrs.field(factory=set)  # its journal lost them
     stale_until_ms: int = 0
+    pulses: int = 0  # samples that it told
 
     @property
     def boot_id(self) -> str:
