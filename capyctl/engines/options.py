@@ -79,8 +79,10 @@ class OptionPolicy:
             name = name.partition(".")[0]
         if name in self.by_name:
             return self.by_name[name]
-        if self.prefixes and name.startswith("--"):
+        if self.prefixes:
+            attached = name[:2] if not name.startswith("--") else name  # `-n2` is `-n 2`
             meant = [rule for spelling, rule in self.by_name.items() if spelling.startswith(name)]
+            meant += [self.by_name[attached]] if attached in self.by_name else []
             order = (OptionClass.RESERVED, OptionClass.TYPED, OptionClass.APPROVAL, OptionClass.EXTRA)
             if meant:
                 return min(meant, key=lambda rule: order.index(rule.kind))

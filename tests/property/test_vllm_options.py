@@ -97,6 +97,14 @@ def test_a_switch_takes_no_word_that_could_become_the_model() -> None:
     accepted("--cudagraph-capture-sizes", "1", "2", "4")
 
 
+@pytest.mark.parametrize("word", ["-n2", "-n=2", "-n", "-r0", "-qfp8", "-as", "-as=2", "-dpr", "-tp=2", "-t"])
+def test_a_short_option_of_ours_is_refused_abbreviated_and_with_its_value_attached(word: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        check_fixed_args(POLICY, ["--seed", "1", word])
+    assert caught.value.code == "invalid_config"
+    refused(word)
+
+
 def test_a_part_of_a_json_option_is_as_gated_as_the_whole() -> None:
     accepted("--compilation-config.mode", "3", "--compilation-config.backend", "eager")
     refused("--compilation-config.mode", "3", consent=Consent())
