@@ -70,6 +70,8 @@ def caches(config: Block, text: Block, layers: int | None) -> Caches:
     kept = kinds[: layers - _shared(text, layers)]
     recurrent = sum(kind in (Kind.RECURRENT, Kind.BOTH) for kind in kinds)
     attending = sum(kind not in (Kind.RECURRENT, Kind.NOTHING) for kind in kept)
+    if not attending and not recurrent:
+        return Caches(why_not="config.json names no layer that keeps anything")
     states = state_layers(text, recurrent) if recurrent else None
     latent = dimension(text, "kv_lora_rank") is not None
     if not latent and any(text.get(name) for name in ("index_head_dim", "indexer_head_dim")):

@@ -205,6 +205,8 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "
         (PLAIN | {"layer_types": ["full_attention"] * 3}, "unknown kind"),
         (PLAIN | {"hybrid_override_pattern": "M-*"}, "unknown kind"),
         (PLAIN | {"hybrid_override_pattern": "M-*?"}, "unknown kind"),
+        (PLAIN | {"num_kv_shared_layers": 4}, "no layer that keeps anything"),
+        (PLAIN | {"hybrid_override_pattern": "----"}, "no layer that keeps anything"),
         (PLAIN | {"num_key_value_heads": [2, 2]}, "does not describe the model's attention"),
         (PLAIN | {"attn_type_list": [0, 1, 0, 1], "head_dim": 32}, "lightning attention layers"),
     ],
