@@ -212,7 +212,8 @@ def _start(book: Book, event: e.StartAsked, kind: Kind = Kind.START) -> Receipt:
     rows = list(book.of(identity))
     if _still_stopping(book, identity):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
-    if not event.evict and open_start is None and not any(one.has_launch for _, one in rows):
+    wanted = any(one.has_launch or one.wish is not None for _, one in rows)  # by whoever makes room for it
+    if kind is Kind.START and not event.evict and not wanted:
         full = whole_hosts.in_the_way(book, identity)
         if full is not None:
             raise _Turned("startup_requires_empty_host", full)

@@ -213,6 +213,22 @@ def test_a_plain_start_beside_others_says_that_the_host_has_to_be_empty_and_rele
     assert not here.world.book.open_operations.get(w)
 
 
+def test_a_plain_start_joins_the_requests_that_empty_the_host_and_a_deploy_waits_for_it() -> None:
+    here, (w, d) = world(WHOLE, DEEP)
+    served(here, d)
+    client = here.ask("w")
+    here.run(100)
+    key = here.start(w)
+    here.run(120_000, until=lambda: client.told is not None)
+    assert (client.told, here.reply(key).code) == ("ok", None)
+    here, (w, d) = world(WHOLE, DEEP)
+    served(here, d)
+    key = here.revise(w, attrs.evolve(WHOLE, instances=2), activate=True)
+    here.run(10_000)
+    assert here.reply(key).code is None, "its document was accepted, so its start waits"
+    assert here.lane(d).gate_open
+
+
 def test_whoever_stays_on_the_host_is_named_to_those_who_wait_for_it() -> None:
     here, (w, d) = world(WHOLE, attrs.evolve(DEEP, warm=True))
     served(here, d)
