@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,14 @@ def park_machine(
     settings: Sequence[str] = (),
     *,
     limit_mib: int = 8192,
+    cards: Callable[[Path], Card] = card.one_card,
 ) -> Iterator[ParkMachine]:
-    """A machine with one 24 GiB card; `families` to the knobs of their installations. The role is started."""
+    """A machine with one 24 GiB card, unless `cards` lays out others. The role is started.
+
+    `families` to the knobs of their installations.
+    """
     identity.become_subreaper()  # what a killed role leaves comes to us
-    card.one_card(home / "cards")
+    cards(home / "cards")
     made = ParkMachine(
         home=home, environment=Path(sys.prefix), first_port=first_port, settings=settings, limit_mib=limit_mib
     )
