@@ -7,9 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from capyctl.checkpoints.cache_shape import Attention, CacheLayers, recorded
+from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.fsm.types import Bytes, Device, Domain, HostId
-from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+from capyctl.errors import CapyError
+from capyctl.fsm.types import Bytes, Device, Domain, HostId, Residency
+from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, Plan
 
 GIB, MIB = 1 << 30, 1 << 20
 CONTEXT = 5 * GIB // 4  # X of a GPU
@@ -113,6 +115,24 @@ def deployment(engine_config: dict[str, Any] | None = None, engine: str = "vllm"
 
 def args(*words: str) -> dict[str, Any]:
     return {"accept_extra_args": True, "extra_args": list(words)}
+
+
+ORDINARY = frozenset({
+    "checkpoint_unusable", "insufficient_resources", "insufficient_device_memory", "invalid_config", "host_ineligible",
+})  # fmt: skip
+"""Refusals that any document may meet; another one of a model that can be sized is a fault."""
+
+
+def planned(
+    facts: dict[str, Any], document: Deployment, policy: HostPolicy, residency: Residency = Residency.RESTART_ONLY
+) -> Plan | None:
+    """The plan, or None where it is refused for a reason that a document may meet."""
+    try:
+        return derive_plan(facts, document, policy, family=document.family, residency=residency)
+    except CapyError as error:
+        if error.code in ORDINARY and "\n" not in error.message:
+            return None
+        raise
 
 
 # --- any of them -----------------------------------------------------------------------------------
