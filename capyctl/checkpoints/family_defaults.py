@@ -14,6 +14,9 @@ from typing import Any, Final
 from capyctl.checkpoints.config_values import Block, word
 
 _GEMMA: Final = {"head_dim": 256, "tie_word_embeddings": True}
+_WITHOUT_WINDOWS: Final = (
+    "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_moe",
+)  # fmt: skip
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma": {**_GEMMA, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     "gemma2": {
@@ -29,10 +32,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sliding_window": 128, "sliding_window_pattern": 2,
     },
     "qwen3": {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 32, "use_sliding_window": False},
-    **dict.fromkeys(
-        ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_moe"),
-        {"use_sliding_window": False},
-    ),
+    **{name: {"use_sliding_window": False} for name in _WITHOUT_WINDOWS},
     "mistral": {"num_attention_heads": 32, "num_key_value_heads": 8},
     "mixtral": {"num_attention_heads": 32, "num_key_value_heads": 8},
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "tie_word_embeddings": True},
