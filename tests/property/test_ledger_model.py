@@ -71,12 +71,31 @@ HOSTS = [
         },
     )
 ]
+
+
+def two_ranks(cold: int, ready: int, parked: int, *, exclusive: bool = False) -> Any:
+    """A share on each of the two cards, all claims at once."""
+    one, other = (
+        plan(cold, ready, parked, domain=card, ram=ram, device=str(card), exclusive=exclusive)
+        for card, ram in ((GPU0, 3), (GPU1, 0))
+    )
+    both = {
+        phase: attrs.evolve(
+            held, bytes={**held.bytes, **other.phases[phase].bytes}, claims=(*held.claims, *other.phases[phase].claims)
+        )
+        for phase, held in one.phases.items()
+    }
+    return attrs.evolve(one, phases=both)
+
+
 PLANS = [
     plan(14, 9, 3, domain=GPU0, ram=4, device="gpu0"),
     plan(20, 16, 5, domain=GPU0, ram=6, device="gpu0", exclusive=True),
     plan(9, 10, 2, domain=GPU1, ram=2, device="gpu1", parking=12, wake=11),
     plan(7, 5, domain=GPU1, ram=9, device="gpu1"),
     plan(30, 12, 4, domain=GPU0, device="gpu0", whole_host=True),
+    two_ranks(8, 7, 2),
+    two_ranks(12, 9, 3, exclusive=True),
 ]
 
 
@@ -151,8 +170,8 @@ class LedgerModel(RuleBasedStateMachine):
         active = one.phase in ("cold", "ready", "parking", "wake")
         return [(claim.device, claim.exclusive) for claim in one.plan.phases[Phase.READY].claims] if active else []
 
-    def fits(self, name: str, phase: str) -> bool:
-        """The page's rules (memory 10), written down a second time."""
+    def fits(self, name: str, phase: str, leaving: str | None = None) -> bool:
+        """The page's rules (memory 10), written down a second time. M13: what was not just seen admits no rise."""
         one, after = self.owners[name], self.peak(name, phase)
         raised = [domain for domain, amount in after.items() if amount > one.charge.get(domain, 0)]
         whole = phase == "cold" and one.plan.provenance[Phase.COLD] == "whole_host"
@@ -177,7 +196,7 @@ class LedgerModel(RuleBasedStateMachine):
                 if free - (amount - one.charge.get(domain, 0)) < max(0, keep):
                     return False
         if phase == "parking":
-            parked = [row for other, row in self.owners.items() if other != name and row.parks()]
+            parked = [row for other, row in self.owners.items() if other not in (name, leaving) and row.parks()]
             if len(parked) >= self.policy.max_parked:
                 return False
             for domain in one.copy:
@@ -198,16 +217,17 @@ class LedgerModel(RuleBasedStateMachine):
 
     # --- rising ---------------------------------------------------------------------------------------------
 
-    def ask(self, name: str, phase: str) -> Any:
+    def ask(self, name: str, phase: str, leaving: str | None = None) -> Any:
         one = self.owners[name]
         if phase == "cold":
             return ask_start(owner=owner(name), host=HOST, plan=one.plan)
-        return ask_step(self.ledger, owner(name), Phase(phase))
+        apart = frozenset() if leaving is None else frozenset({owner(leaving)})
+        return ask_step(self.ledger, owner(name), Phase(phase), leaving=apart)
 
-    def rise(self, name: str, phase: str) -> None:
+    def rise(self, name: str, phase: str, leaving: str | None = None) -> None:
         one, before = self.owners[name], attrs.asdict(self.ledger)
-        expected = self.fits(name, phase)
-        answer = propose(self.ledger, self.ask(name, phase), self.view(), Millis(self.now))
+        expected = self.fits(name, phase, leaving)
+        answer = propose(self.ledger, self.ask(name, phase, leaving), self.view(), Millis(self.now))
         assert attrs.asdict(self.ledger) == before, "a proposal changes nothing (M14, M15)"
         if isinstance(answer, Shortfall):
             assert not expected, answer.message()
@@ -247,13 +267,16 @@ class LedgerModel(RuleBasedStateMachine):
         self.rise(name, "cold")
 
     @precondition(lambda self: self.any_in("ready", "parked", lost=False))
-    @rule(pick=PICK, sample=SAMPLES)
-    def park_or_wake(self, pick: int, sample: tuple[int, str]) -> None:
+    @rule(pick=PICK, sample=SAMPLES, switches=st.booleans())
+    def park_or_wake(self, pick: int, sample: tuple[int, str], switches: bool = False) -> None:
+        """`switches`: it parks for one that sleeps and wakes then."""
         names = self.any_in("ready", "parked", lost=False)
         name = names[pick % len(names)]
         self.look(sample)
         if Phase.PARKED in self.owners[name].plan.phases:
-            self.rise(name, "parking" if self.owners[name].phase == "ready" else "wake")
+            asleep = [other for other in self.any_in("parked", lost=False) if other != name]
+            leaving = asleep[pick % len(asleep)] if switches and asleep else None
+            self.rise(name, "parking" if self.owners[name].phase == "ready" else "wake", leaving)
 
     def look(self, sample: tuple[int, str]) -> None:
         """The newest sample is so old, and lacks this domain."""
@@ -498,7 +521,7 @@ def act(life: LedgerModel, name: str, rng: random.Random) -> bool:
     pick, sample = rng.randrange(4), rng.choice([(0, "")] * 12 + [(-TTL - 1, ""), (1, ""), (0, GPU0), (0, SYSTEM)])
     arguments: dict[str, dict[str, Any]] = {
         "start": {"pick": pick, "which": rng.randrange(len(PLANS)), "sample": sample},
-        "park_or_wake": {"pick": pick, "sample": sample},
+        "park_or_wake": {"pick": pick, "sample": sample, "switches": rng.random() < 0.3},
         "prove_gone": {"pick": pick, "how": rng.choice([gone, never, rebooted])},
         "measure": {"pick": pick, "domain": rng.choice([GPU0, GPU1]), "amount": rng.randrange(26)},
         "publish": {"managed": rng.choice([30, 30, 30, 40, 24]), "reserve": rng.choice([4, 4, 0, 6])},
