@@ -13,7 +13,7 @@ from capyctl.fsm import deployment, switch
 from capyctl.fsm import effects as fx
 from capyctl.fsm.residency import NO_ROOM_TO_PARK
 from capyctl.fsm.run import Stop
-from capyctl.fsm.types import Generation, Lane, StopKind
+from capyctl.fsm.types import Activation, Generation, Lane, StopKind
 
 CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "startup_requires_empty_host"})
 """Failures of a start that a waiting client reads as they are; any other one is `activation_failed`, and names its
@@ -57,6 +57,8 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
             book.loads.pop(lane, None)
         case fx.ReadyReached():
             switching.target_ready(book, lane)
+        case fx.StartEnded(at_once=True) if _starts_again(book, lane):
+            pass  # in this very pass, and whoever waits is served by the next run
         case fx.StartEnded(code=code, reason=reason):
             start_ended(book, lane, code, reason)
             _answer_waiters(book, lane, code, reason)
@@ -93,6 +95,15 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
             operations.unknown(book, lane, reason)
             switching.not_released(book, lane, reason)
             switching.target_failed(book, lane, "unreconciled", reason)
+
+
+def _starts_again(book: Book, lane: Lane) -> bool:
+    """Somebody waits for it, who asked since its engine ended or before its wake: the scheduler starts it for them."""
+    owner, wish = book.deployments[lane.deployment], book.instances[lane].wish
+    if wish is not None:
+        return wish.switch is None  # a switch makes room for this wake alone
+    waited_for = lane.deployment in book.traffic.waited_for
+    return waited_for and owner.spec.activation is Activation.ON_DEMAND and not requests.operator_stopped(book, owner)
 
 
 def _opened(book: Book, lane: Lane) -> None:

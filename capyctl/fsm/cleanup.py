@@ -587,9 +587,10 @@ def _problem(state: State, event: f.Fact) -> Problem:
 
 
 def start_failed(state: State, event: f.Fact) -> StartEnded:
-    """whoever waited for it hears the last error"""
-    problem = _problem(state, event)
-    return StartEnded(code=problem.code, reason=problem.reason, retry_at_ms=_failed(state, event).retry_at_ms)
+    """whoever waited for it hears the last error, unless it ran well and may be started again at once"""
+    problem, retry_at_ms = _problem(state, event), _failed(state, event).retry_at_ms
+    at_once = _kind(state) is StopKind.EXIT and retry_at_ms is None
+    return StartEnded(code=problem.code, reason=problem.reason, retry_at_ms=retry_at_ms, at_once=at_once)
 
 
 def _again(state: State, event: f.Fact) -> Run:

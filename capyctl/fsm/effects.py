@@ -154,11 +154,15 @@ class ReadyReached:
 
 @attrs.frozen(kw_only=True)
 class StartEnded:
-    """A start or a wake ended without READY. A request gets `code` until `retry_at_ms`."""
+    """A start or a wake ended without READY. A request gets `code` until `retry_at_ms`.
+
+    `at_once`: an engine that ran well has ended, and nothing keeps whoever wants it by now from a fresh start.
+    """
 
     code: str
     reason: str
     retry_at_ms: Millis | None = None
+    at_once: bool = False
 
 
 @attrs.frozen(kw_only=True)

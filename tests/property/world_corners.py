@@ -598,6 +598,28 @@ def a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled()
         assert len(here.launches) == 2
 
 
+def who_asks_for_a_copy_whose_engine_has_died_is_served_by_the_next_run() -> None:
+    for late in (False, True):  # before its end is heard, while the wake waits for room; or while it is cleaned up
+        here, a = begun(attrs.evolve(DEEP, parked_gib=0.5))
+        here.park(a)
+        reaches(here, a, ResidencyPhase.PARKED)
+        (engine,) = here.hosts[HostId("h1")].engines.values()
+        if late:
+            here.exit(engine)
+            reaches(here, a, *CleanupPhase)
+            client = here.ask("a")
+        else:
+            here.hosts[HostId("h1")].foreign_bytes = gib(7)
+            here.run(10_000)
+            client = here.ask("a")
+            reaches(here, a, ResidencyPhase.WAKE_PLANNED)
+            here.exit(engine)
+            here.hosts[HostId("h1")].foreign_bytes = gib(0)
+        is_told(here, client)
+        assert client.told == "ok"
+        assert len(here.launches) == 2
+
+
 def a_start_while_it_parks_wakes_it_once_it_is_parked() -> None:
     here, a = begun(DEEP)
     here.park(a)
@@ -1134,6 +1156,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     an_engine_that_dies_in_a_wake_is_started_again_for_whoever_waits,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
     a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled,
+    who_asks_for_a_copy_whose_engine_has_died_is_served_by_the_next_run,
     a_start_while_it_parks_wakes_it_once_it_is_parked,
     a_silent_canary_is_asked_again_before_anybody_is_served,
     a_lost_wake_is_adopted_if_it_answers_and_started_afresh_if_it_is_gone,
