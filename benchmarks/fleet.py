@@ -14,7 +14,7 @@ import attrs
 
 from capyctl.control import events as e
 from capyctl.control import orders as o
-from capyctl.control.records import DeploymentRow, HostRow, InstanceRow, Record
+from capyctl.control.records import Counter, DeploymentRow, HostRow, InstanceRow, Record
 from capyctl.control.spec import Spec, Traits
 from capyctl.control.world import Step, World
 from capyctl.fsm.proofs import Usable
@@ -33,6 +33,7 @@ from capyctl.fsm.types import (
     RequestId,
     Residency,
     SwitchId,
+    Token,
 )
 from capyctl.ledger.cards import on_cards
 from capyctl.ledger.charges import Holding
@@ -123,12 +124,13 @@ class Fleet:
             if serves:
                 card = Domain(f"gpu{number % PER_HOST % CARDS}")
                 moved = on_cards(plans[gib][hosts[home]], policy(hosts[home]), (card,))
-                records += pattern.serving(lane, hosts[home], moved)
+                records += pattern.serving(lane, hosts[home], moved, Token(number + 1))
                 here.serving.append(Incarnation(lane, pattern.generation))
             else:
                 records.append(Record(kind="instance", key=str(lane), value=pattern.stopped(lane)))
                 (here.large if gib == LARGE else here.stopped).append(identity)
-        here.world = World.load([*records, *pattern.counters], now_ms=NOW)
+        records += [*pattern.counters, Record(kind="counter", key="token", value=Counter(value=size * PER_HOST))]
+        here.world = World.load(records, now_ms=NOW)
         book = here.world.book
         book.online |= set(hosts)
         rng.shuffle(here.stopped)
@@ -312,11 +314,11 @@ class _Pattern:
 
     def stopped(self, lane: Lane) -> InstanceRow:
         """An instance that never ran."""
-        return _renamed(self.at_rest, lane, None)
+        return _renamed(self.at_rest, lane, None, None)
 
-    def serving(self, lane: Lane, host: HostId, moved: Plan) -> list[Record]:
-        """An instance that serves on this host, and what it is charged."""
-        row = attrs.evolve(_renamed(self.instance, lane, host), plan=moved, last_host=host)
+    def serving(self, lane: Lane, host: HostId, moved: Plan, token: Token) -> list[Record]:
+        """An instance that serves on this host, and what it is charged. `token`: of its last order."""
+        row = attrs.evolve(_renamed(self.instance, lane, host, token), plan=moved, last_host=host)
         held = attrs.evolve(self.holding, host=host, allocation=moved.at(Phase.READY), phases=dict(moved.phases))
         return [
             Record(kind="instance", key=str(lane), value=row),
@@ -324,7 +326,7 @@ class _Pattern:
         ]
 
 
-def _renamed(row: InstanceRow, lane: Lane, host: HostId | None) -> InstanceRow:
+def _renamed(row: InstanceRow, lane: Lane, host: HostId | None, token: Token | None) -> InstanceRow:
     machine = row.machine
-    life = attrs.evolve(machine.life, run=attrs.evolve(machine.run, lane=lane, host=host))
+    life = attrs.evolve(machine.life, run=attrs.evolve(machine.run, lane=lane, host=host, token=token))
     return attrs.evolve(row, machine=attrs.evolve(machine, life=life, gate=attrs.evolve(machine.gate, lane=lane)))
