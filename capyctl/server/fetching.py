@@ -53,7 +53,7 @@ class Fetching:
         try:
             spec = spec_of(self.book, order.deployment, order.revision)
             document = deployment_of(spec)
-            refusals: list[CapyError] = []
+            refusals: dict[HostId, CapyError] = {}
             if sources.fetched(document, spec.traits.family):
                 async with trio.open_nursery() as nursery:
                     for host in spec.hosts:
@@ -63,7 +63,7 @@ class Fetching:
                 await self.stop(order.deployment, order.revision)
             if len(refusals) < len(spec.hosts) or not refusals:
                 return None
-            raise refusals[0]
+            raise next(refusals[host] for host in spec.hosts if host in refusals)  # the same one each time
         except CapyError as wrong:
             return events.RevisionUnusable(
                 deployment=order.deployment,
@@ -74,7 +74,7 @@ class Fetching:
             )
 
     async def _on_host(
-        self, host: HostId, order: orders.Measure, document: str, family: str, refusals: list[CapyError]
+        self, host: HostId, order: orders.Measure, document: str, family: str, refusals: dict[HostId, CapyError]
     ) -> None:
         identity = f"fetch:{order.deployment}#{order.revision}@{self.clock()}:{host}"
         command = m.MaterializeSource(command_id=identity, document=json.loads(document), family=family)
@@ -84,13 +84,13 @@ class Fetching:
                 case m.Materialized():
                     pass
                 case m.Refused() as refused:
-                    refusals.append(Refusal(refused.code, refused.message))
+                    refusals[host] = Refusal(refused.code, refused.message)
                 case other:
-                    refusals.append(
-                        Refusal("internal", f"host {host} answered MaterializeSource with {type(other).__name__}")
+                    refusals[host] = Refusal(
+                        "internal", f"host {host} answered MaterializeSource with {type(other).__name__}"
                     )
         except CapyError as wrong:
-            refusals.append(wrong)
+            refusals[host] = wrong
         finally:
             del self._asked[identity]
 

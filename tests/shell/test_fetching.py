@@ -58,7 +58,9 @@ class Hosts:
         return m.Materialized(command_id=command.command_id, paths=("/m",))
 
     def commands(self, kind: type[m.Command]) -> list[Any]:
-        return [command for _, command in self.calls if isinstance(command, kind)]
+        """Those of one kind, by host: tasks begin in any order."""
+        calls = sorted(self.calls, key=lambda call: HOSTS.index(call[0]))
+        return [command for _, command in calls if isinstance(command, kind)]
 
 
 def accepted(model: Any, revision: int = 1) -> World:
