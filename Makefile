@@ -61,7 +61,7 @@ mutants: $(READY)  ## widen every guard of the core; each must be caught
 campaign: $(READY)  ## the long random campaigns, fresh seeds
 	CAPYCTL_CAMPAIGN=1 $(BIN)/pytest tests/property $(PYTEST)
 
-faults: $(READY)  ## every fault of an engine in every state: the whole matrix, some ten minutes; prints its table
+faults: $(READY)  ## every fault of an engine in every state: the whole matrix, some twenty minutes; prints its table
 	$(BIN)/python -m tests.integration.parking.faults $(FAULTS)
 
 bench: $(READY)  ## measure against peers in the same run; prints ratios
