@@ -64,6 +64,8 @@ def _same_installation(book: Book, owner: DeploymentRow, host: HostId, row: Inst
 
 def installed(book: Book, host: HostId, installations: Mapping[str, str]) -> None:
     """What a host runs its profiles with, from now on: measurements of other installations count no more."""
+    if book.installations.get(host) == installations:
+        return  # a session that came back with what it had
     book.installations[host] = dict(installations)
     for owner in list(book.deployments.values()):
         plan, present = owner.plans.get(host), installations.get(owner.spec.profile)
