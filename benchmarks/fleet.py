@@ -133,6 +133,7 @@ class Fleet:
         here.world = World.load(records, now_ms=NOW)
         book = here.world.book
         book.online |= set(hosts)
+        book.installations.update(dict.fromkeys(hosts, {}))
         rng.shuffle(here.stopped)
         for host in hosts:
             here.observe(host)
@@ -213,6 +214,37 @@ class Fleet:
     def tick(self) -> None:
         """A deadline has come that concerns nobody any more."""
         self.tell(e.Ticked(now_ms=Millis(self.now_ms)))
+
+    def deploy(self) -> None:
+        """A new model, which nobody starts."""
+        number = next(self.numbers)
+        spec = _spec(f"new-{number}", tuple(self.hosts[:4]))
+        self.tell(
+            e.DeployAsked(
+                now_ms=Millis(self.now_ms),
+                command=_command(number),
+                deployment=DeploymentId(f"N{number:06}"),
+                spec=spec,
+            )
+        )
+
+    def delete(self) -> None:
+        """A stopped model goes."""
+        command = _command(next(self.numbers))
+        self.tell(e.DeleteAsked(now_ms=Millis(self.now_ms), command=command, deployment=self.stopped.pop()))
+
+    def stop(self) -> None:
+        """A model that serves begins to end."""
+        command = _command(next(self.numbers))
+        self.tell(
+            e.StopAsked(now_ms=Millis(self.now_ms), command=command, deployment=self.serving.pop().lane.deployment)
+        )
+
+    def host(self) -> None:
+        """A host loses its session and is back."""
+        host = self.hosts[next(self.numbers) % len(self.hosts)]
+        self.tell(e.HostOffline(now_ms=Millis(self.now_ms), host=host, reason="its connection ended"))
+        self.tell(e.HostOnline(now_ms=Millis(self.now_ms), policy=policy(host), boot_id="b"))
 
     def _ask(self, identity: DeploymentId) -> Step:
         return self.tell(

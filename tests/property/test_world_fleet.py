@@ -49,7 +49,9 @@ def _once(here: Fleet, deed: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("deed", ["ask", "report", "observe", "tick", "start", "evict"])
+@pytest.mark.parametrize(
+    "deed", ["ask", "report", "observe", "tick", "start", "evict", "deploy", "delete", "stop", "host"]
+)
 def test_an_event_in_a_large_fleet_costs_what_it_does_in_a_small_one(deed: str) -> None:
     small, large = counted(SMALL, deed, NAMED), counted(LARGE, deed, NAMED)
     assert large <= small * 1.25 + 20, f"{small} lines in a fleet of {SMALL} hosts, {large} in one of {LARGE}"
