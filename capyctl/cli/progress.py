@@ -28,6 +28,7 @@ BAR: Final = 16
 UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it is the answer
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
 QUIET_S: Final = 1.0  # what passes by itself within it is not worth a line
+DIGEST_QUIET_S: Final = 3.0  # beside a start, which takes longer by itself
 CAPACITY: Final = ("insufficient_resources", "insufficient_memory", "startup_requires_empty_host")
 MAKE_ROOM: Final = "Use --evict to let it stop or park idle models, or send it a request: that makes room by itself."
 
@@ -68,6 +69,7 @@ class Told:
     hinted: bool = False
     download_ends: float = 0.0
     digest_ends: float = 0.0
+    digest_said: bool = False
     measures: bool = False  # the files are being measured now
     measured: str = ""  # the line of a terminal while they are, once it is known how much it is
 
@@ -97,9 +99,14 @@ class Told:
         name, checkpoint = str(view.get("name")), view.get("checkpoint") or {}
         self.measures = checkpoint.get("state") == "measuring"
         self.measured = _measured_line(name, checkpoint) if self.measures else ""
-        if self.measures and not self.digest_ends:
-            self.digest_ends = say_measurement(name)
-        if self.measures and time.monotonic() >= self.digest_ends:
+        if not self.measures:
+            return
+        now = time.monotonic()
+        self.digest_ends = self.digest_ends or now + DIGEST_LIMIT_S
+        if not self.digest_said and self.digest_ends - now <= DIGEST_LIMIT_S - DIGEST_QUIET_S:
+            self.digest_said = True
+            note(f"Waiting for the checkpoint digest of {name} to be measured (at most {DIGEST_LIMIT_S}s)")
+        if now >= self.digest_ends:
             raise Failure(
                 "activation_timeout",
                 f"{name} is still {being_measured(checkpoint)}; that goes on, "
@@ -173,12 +180,6 @@ def being_measured(checkpoint: Mapping[str, Any]) -> str:
     """`being measured: 1.2 GiB of 4.5 GiB (27 %)`; without the figures while nobody has said how much it is."""
     read = checkpoint.get("measured") or {}
     return f"being measured: {downloaded(read)}" if read.get("total_bytes") else "being measured"
-
-
-def say_measurement(name: str) -> float:
-    """Say that a digest is waited for, with its bound; when that ends."""
-    note(f"Waiting for the checkpoint digest of {name} to be measured (at most {DIGEST_LIMIT_S}s)")
-    return time.monotonic() + DIGEST_LIMIT_S
 
 
 def watch_measurement(

@@ -149,6 +149,11 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
             return view
 
     told = progress.Told(Asked(), False)  # type: ignore[arg-type]
+    clock = iter([10.0, 12.9, 13.0, 15.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    for _ in range(2):
+        told.look({"deployment_id": "D"}, lambda text: None)
+    assert capsys.readouterr().err == ""
     for _ in range(2):
         told.look({"deployment_id": "D"}, lambda text: None)
     line = "Waiting for the checkpoint digest of m to be measured (at most 900s)"
