@@ -47,7 +47,8 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     text = with_defaults(_text(config))
     layers = dimension(text, *_LAYERS)
     architectures = config.get("architectures")
-    names = [str(name)[:128] for name in architectures[:4]] if isinstance(architectures, list) else []
+    listed = architectures[:4] if isinstance(architectures, list) else []
+    names = [name for one in listed if (name := word({"": one}, "")) is not None]
     packed = quantization_of(config, text)
     shape: dict[str, Any] = {
         "model_type": word(config, "model_type") or "",

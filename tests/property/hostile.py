@@ -240,7 +240,8 @@ def configs() -> Iterator[tuple[str, bytes, str]]:
         ("quantization_config", []), ("quantization_config", {"quant_method": "x" * 10_000}),
         ("quantization_config", {"quant_method": "awq", "bits": 1 << 70}), ("compress_ratios", [1]),
         ("quantization_config", {"config_groups": {"a": []}}), ("architectures", "Qwen3"),
-        ("architectures", [None, 7, {}, "x" * 100_000]), ("model_type", ["qwen3"]), ("model_type", "\x1b[2J"),
+        ("architectures", [None, 7, {}, "x" * 100_000]),
+        ("architectures", ["\x1b[2J", "\ud800", "a\nb"]), ("model_type", ["qwen3"]), ("model_type", "\x1b[2J"),
         ("torch_dtype", 16), ("torch_dtype", "../../x"), ("tie_word_embeddings", "yes"),
     ):  # fmt: skip
         yield f"{name} as {str(odd)[:30]}", text({**CONFIG, name: odd}), READ
