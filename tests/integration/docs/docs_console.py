@@ -49,6 +49,8 @@ _MASKS: Final = (
     (re.compile(r"\b\d{5,}\b"), "<n>"),
     (re.compile(r" {2,}"), "  "),
 )
+_BUSY: Final = re.compile(r"\n*^(?:\w+: )+managed limit .* until other programs free memory$", re.MULTILINE)
+"""What a role says of a machine whose memory others use at that moment: true, and on no page."""
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(\.\d+)?(?![\w.])")
 _ULID: Final = re.compile(r"\b[0-7][0-9A-HJKMNP-TV-Z]{25}\b")
 
@@ -132,6 +134,7 @@ def fits(shown: str, printed: str) -> bool:
             parts.append(r"(?:.*\n)*?")
         else:
             parts.append(".*".join(map(re.escape, line.split("…"))) + r"\n")
+    printed = _BUSY.sub("", printed)
     return re.fullmatch("".join(parts), shape(printed) + "\n" if printed.strip() else "") is not None
 
 
