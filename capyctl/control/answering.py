@@ -138,7 +138,7 @@ def is_hopeless(book: Book, lane: Lane, nowhere: Nowhere) -> bool:
         book.now_ms < one.until_ms for one in owed
     ):
         return False
-    return not any(_moves(book, lane, short.host) for short in nowhere.shortfalls)
+    return not any(_moves(book, lane, host) for host in nowhere.hosts)
 
 
 def _moves(book: Book, lane: Lane, host: HostId) -> bool:

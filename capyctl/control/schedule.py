@@ -34,8 +34,6 @@ from capyctl.ledger.shortfall import Shortfall
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
 PARK_LIMIT_MS = 120_000
-PASSING = frozenset({"stale_observation", "device_unobserved"})
-"""Verdicts that time alone may change: a sample that is a little ahead of our clock counts once its time has come."""
 HALF_A_SECOND = 500  # an idle model for which somebody waits is looked at again after this
 
 
@@ -350,8 +348,17 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
             pass  # it is placed once they are gone
         case Nowhere():
             _short(book, lane, verdict)
-            if not any(short.code in PASSING for short in verdict.shortfalls):
+            if all(_is_seen(book, host) for host in verdict.hosts):
                 book.tried[lane] = grounds
+
+
+def _is_seen(book: Book, host: HostId) -> bool:
+    """All of a host is in samples that count; else time alone may change a verdict, as one a little ahead comes true."""
+    policy, seen = book.hosts[host].policy, book.seen.get(host, {})
+    return all(
+        domain in seen and 0 <= book.now_ms - seen[domain].seen_at_ms <= policy.observation_ttl_ms
+        for domain in policy.domains
+    )
 
 
 def _grounds(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[object, ...]:

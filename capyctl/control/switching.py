@@ -253,7 +253,7 @@ def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chose
 
 def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
-    reason = f"{nowhere.message(names(book))}{refusing.words(book, {short.host for short in nowhere.shortfalls})}"
+    reason = f"{nowhere.message(names(book))}{refusing.words(book, set(nowhere.hosts))}"
     row = book.instances[lane]
     if answering.is_hopeless(book, lane, nowhere):
         for one in (lane, *_started_with(book, lane)):

@@ -7,8 +7,10 @@ before. Source: memory 11, 13; lifecycle 23, invariant 16.
 from __future__ import annotations
 
 import enum
+import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import attrs
@@ -50,19 +52,60 @@ class Seat:
 HOSTS_TOLD = 8  # that one message names; `details` has all of them
 
 
+@attrs.define(eq=False)
+class Lacks(Sequence[Shortfall]):
+    """What the steps on each of these hosts lack, worked out as somebody looks: of a large fleet most never are."""
+
+    hosts: tuple[HostId, ...]
+    _work_out: Callable[[HostId], Iterable[Shortfall]]
+    _known: dict[HostId, tuple[Shortfall, ...]] = attrs.field(factory=dict)
+
+    def on(self, host: HostId) -> tuple[Shortfall, ...]:
+        """What they lack on one host, each lack once: sets of cards that share one lack the same."""
+        if host not in self._known:
+            self._known[host] = each_once(self._work_out(host))
+        return self._known[host]
+
+    def __iter__(self) -> Iterator[Shortfall]:
+        return itertools.chain.from_iterable(map(self.on, self.hosts))
+
+    @overload
+    def __getitem__(self, index: int) -> Shortfall: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Shortfall]: ...
+
+    def __getitem__(self, index: int | slice) -> Shortfall | Sequence[Shortfall]:
+        return tuple(self)[index]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return bool(self.hosts)
+
+
 @attrs.frozen(kw_only=True)
 class Nowhere:
     """It fits on no host: what each lacks, in the order in which they were tried."""
 
-    shortfalls: tuple[Shortfall, ...]
+    shortfalls: Sequence[Shortfall]
 
     def __attrs_post_init__(self) -> None:
         check(bool(self.shortfalls), "at least one host was tried")
 
     @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """The hosts that were tried."""
+        if isinstance(self.shortfalls, Lacks):
+            return self.shortfalls.hosts
+        return tuple(dict.fromkeys(short.host for short in self.shortfalls))
+
+    @property
     def code(self) -> str:
         """The code of the first host that waiting or evicting could help, else of the first."""
-        return next((short for short in self.shortfalls if not short.never), self.shortfalls[0]).code
+        helped = next((short for short in self.shortfalls if not short.never), None)
+        return (helped or next(iter(self.shortfalls))).code
 
     @property
     def never(self) -> bool:
@@ -71,21 +114,24 @@ class Nowhere:
 
     def message(self, names: Names | None = None) -> str:
         """One line for people: every host in it, or the first of many."""
-        hosts = list(dict.fromkeys(short.host for short in self.shortfalls))
-        told = set(hosts[:HOSTS_TOLD])
-        text = " ".join(short.message(names) for short in self.shortfalls if short.host in told)
-        more = len(hosts) - len(told)
-        return f"{text} {more} more hosts have no room either." if more else text
+        told, more = self.hosts[:HOSTS_TOLD], self.hosts[HOSTS_TOLD:]
+        text = " ".join(short.message(names) for host in told for short in self._on(host))
+        return f"{text} {len(more)} more hosts have no room either." if more else text
 
     def details(self) -> dict[str, Any]:  # Any: plain JSON values of several types
         """The figures per host for `--json`."""
         return {"hosts": [{"code": short.code, **short.details()} for short in self.shortfalls]}
 
+    def _on(self, host: HostId) -> Iterable[Shortfall]:
+        if isinstance(self.shortfalls, Lacks):
+            return self.shortfalls.on(host)
+        return (short for short in self.shortfalls if short.host == host)
 
-def nowhere(shortfalls: Iterable[Shortfall]) -> Nowhere:
-    """What every host lacks, each lack once: sets of cards that share one lack the same."""
+
+def each_once(shortfalls: Iterable[Shortfall]) -> tuple[Shortfall, ...]:
+    """The first of those that say the same of a host."""
     lacks = {(short.host, short.check, short.domain, short.device): short for short in reversed([*shortfalls])}
-    return Nowhere(shortfalls=tuple(reversed(lacks.values())))
+    return tuple(reversed(lacks.values()))
 
 
 @attrs.frozen
@@ -176,32 +222,52 @@ def place(
     On one host a card that fits now is taken before one that will. `asks` are of `candidates`; not empty.
     Returns: a proposal to arm, a hold to wait in, or what every host lacks.
     """
-    refused: list[Ask] = []
     for host, here in _by_host(asks):
         holds: list[Hold] = []
         waits = any(loads(held) for _, held in ledger.on(host))
-        for ask, fits in here:
-            refused.append(ask)  # what it lacks is worked out if nobody else has room
+        for fits, ask in here:
             if not fits and not waits:
-                continue
-            answer = gate(ledger, ask, seen.get(host, UNSEEN), now_ms)
+                continue  # what it lacks is worked out when somebody looks
+            answer = gate(ledger, ask(), seen.get(host, UNSEEN), now_ms)
             if isinstance(answer, Proposal):
                 return answer
             if isinstance(answer, Hold):
                 holds.append(answer)
         if holds:
             return holds[0]
-    return nowhere(short for ask in refused if (short := judge(ledger, ask, seen.get(ask.host, UNSEEN), now_ms)))
+    return Nowhere(shortfalls=_lacks(ledger, asks, seen, now_ms))
 
 
-def _by_host(asks: Tries | Sequence[Ask]) -> Iterator[tuple[HostId, Iterator[tuple[Ask, bool]]]]:
-    """The starts of each host, each with whether the sums that are known leave room for it."""
+def _lacks(ledger: Ledger, asks: Tries | Sequence[Ask], seen: Mapping[HostId, Seen], now_ms: Millis) -> Lacks:
+    hosts = hosts_of(asks)
+    seats = {seat.host: seat for seat in asks.seats} if isinstance(asks, Tries) else {}
+    samples = {host: seen.get(host, UNSEEN) for host in hosts}  # as they are now, whenever somebody looks
+
+    def work_out(host: HostId) -> Iterator[Shortfall]:
+        here: Iterable[Ask] = (ask for ask in asks if ask.host == host)
+        if isinstance(asks, Tries):
+            here = attrs.evolve(asks, seats=(seats[host],))
+        for ask in here:
+            short = judge(ledger, ask, samples[host], now_ms)
+            check(short is not None, "what was refused lacks something")
+            if short is not None:
+                yield short
+
+    return Lacks(hosts, work_out)
+
+
+def _by_host(asks: Tries | Sequence[Ask]) -> Iterator[tuple[HostId, Iterator[tuple[bool, Callable[[], Ask]]]]]:
+    """The starts of each host, each with whether the sums that are known leave room for it; made when asked for."""
     if isinstance(asks, Tries):
         for seat in asks.seats:
-            yield seat.host, ((asks.ask(spot), spot.fits) for spot in spots_of(asks.ledger, seat))
+            yield seat.host, ((spot.fits, partial(asks.ask, spot)) for spot in spots_of(asks.ledger, seat))
     else:
         for host in hosts_of(asks):
-            yield host, ((ask, True) for ask in asks if ask.host == host)
+            yield host, ((True, partial(_itself, ask)) for ask in asks if ask.host == host)
+
+
+def _itself(ask: Ask) -> Ask:
+    return ask
 
 
 def hosts_of(asks: Tries | Sequence[Ask]) -> tuple[HostId, ...]:

@@ -18,7 +18,7 @@ from capyctl.fsm.types import Bytes, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.forecast import Forecast
-from capyctl.ledger.placement import Nowhere, Tries, most_left, nowhere
+from capyctl.ledger.placement import Nowhere, Tries, each_once, most_left
 from capyctl.ledger.search import Covered, smallest
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.wants import Wants, gives, wants_of
@@ -214,7 +214,7 @@ def _plan(
             elif found is not None:
                 best = found
     if best is None:
-        return nowhere(shortfalls[one] for one in sorted(shortfalls))
+        return Nowhere(shortfalls=each_once(shortfalls[one] for one in sorted(shortfalls)))
     return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen), exact=best.exact)
 
 
