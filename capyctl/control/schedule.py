@@ -353,7 +353,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
 
 
 def _is_seen(book: Book, host: HostId) -> bool:
-    """All of a host is in samples that count; else time alone may change a verdict, as one a little ahead comes true."""
+    """All of a host is in samples that count; else time alone may change a verdict: one a little ahead comes true."""
     policy, seen = book.hosts[host].policy, book.seen.get(host, {})
     return all(
         domain in seen and 0 <= book.now_ms - seen[domain].seen_at_ms <= policy.observation_ttl_ms
