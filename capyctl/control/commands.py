@@ -24,6 +24,7 @@ from capyctl.fsm.types import DeploymentId, Millis, OperationId, Origin
 
 RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
 
+GATED = "{name} cannot start: {gate}"
 WORDS = {
     "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
     "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
@@ -32,8 +33,8 @@ WORDS = {
     "Try: capyctl stop deployment {name}",
     "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
     "checkpoint_digest_pending": "the checkpoint of {name} is still being measured; wait, or use --wait",
-    "checkpoint_unusable": "{name} cannot start: {gate}",
-    "checkpoint_mismatch": "{name} cannot start: {gate}",
+    "checkpoint_unusable": GATED,
+    "checkpoint_mismatch": GATED,
     "lifecycle_conflict": "another operation on {name} has an open step; its outcome comes first",
     "profile_not_published": "no allowed host offers the engine profile of {name}",
     "not_found": "{name} is being deleted",
@@ -445,8 +446,10 @@ def _known(book: Book, identity: DeploymentId) -> DeploymentRow:
 def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
     for effect in effects:
         if isinstance(effect, Refused):
-            gate = "{name} cannot start: {gate}" if effect.code == row.state.gate_code else "{name} cannot do that now"
-            words = WORDS.get(effect.code, gate)
+            if effect.code == row.state.gate_code and row.state.phase is not deployment.Phase.DELETING:
+                words = GATED  # before the words of its code: a source's `not_found` is no deletion
+            else:
+                words = WORDS.get(effect.code, "{name} cannot do that now")
             message = words.format(
                 name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason, because=_because(row)
             )

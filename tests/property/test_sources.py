@@ -205,6 +205,17 @@ def test_a_model_that_could_not_be_fetched_is_tried_again_for_whoever_asks(code:
     assert client.told == "ok"
 
 
+@pytest.mark.parametrize("code", ["not_found", "unauthorized", "checkpoint_mismatch"])
+def test_a_start_that_a_source_refused_says_what_the_source_said(code: str):
+    here, (a,) = world(attrs.evolve(BIG, note=f"bad {code}"))
+    asked = here.start(a)
+    here.run(100)
+    told = here.reply(asked)
+    row = here.world.book.deployments[a]
+    assert row.state.gate_reason
+    assert (told.code, told.message) == (code, f"{row.spec.name} cannot start: {row.state.gate_reason}")
+
+
 def test_a_start_right_after_a_stop_goes_on_with_the_download():
     here, (a,) = world(attrs.evolve(BIG, note="bad deployment_stopped"))
     here.stop(a)
