@@ -45,6 +45,7 @@ from capyctl.fsm.types import (
 )
 from capyctl.host import logs
 from capyctl.host.journal import JOURNAL_FILE
+from capyctl.host.orphans import engines_below
 from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
@@ -124,6 +125,17 @@ def _served_before(store: str, journal: str) -> bool:
     return os.path.exists(store)
 
 
+def _check_nobody_runs(host: Path) -> None:
+    """Refuse a first start beside engines of a state that was removed. Raises: Refusal `unreconciled`."""
+    left = engines_below(host)
+    if left:
+        raise Refusal(
+            "unreconciled",
+            f"engines of an earlier state at {host} still run, and nothing is known here of them and their memory: "
+            f"{', '.join(f'pid {pid}' for pid in left[:16])}. End them with kill, and start again",
+        )
+
+
 def _first_start(settings: StandaloneSettings) -> Credentials:
     """Everything that a first start writes; a later one finds it. The lock is held."""
     where = settings.places
@@ -133,6 +145,8 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
         places.make_private(os.path.dirname(settings.document_path))
         places.write_new(settings.document_path, standalone.GENERATED)
     served_before = _served_before(os.path.join(where.server, STORE_FILE), os.path.join(where.host, JOURNAL_FILE))
+    if not served_before:
+        _check_nobody_runs(Path(where.host))
     credentials = places.establish_credentials(where, served_before=served_before)
     try:
         os.makedirs(settings.models_dir, mode=0o755, exist_ok=True)

@@ -317,6 +317,25 @@ def test_a_lost_store_is_not_made_anew(home, lose):
     assert "srv.sqlite3" in line
 
 
+def test_a_state_is_not_begun_anew_beside_engines_of_the_one_that_was_removed(home):
+    log = home.state / "host/logs/01M8N2NY6DA39WMTZ841VHBMJN/0-1.log"
+    engine = subprocess.Popen(["/bin/sleep", "60"], env={"CAPYCTL_ENGINE_LOG": str(log)})
+    other = subprocess.Popen(["/bin/sleep", "60"], env={"CAPYCTL_ENGINE_LOG": str(log).replace("/host/", "/host2/")})
+    try:
+        code, line = refused(home.start(ready=False))
+        assert (code, line.startswith("error [unreconciled]: ")) == (6, True)
+        assert f": pid {engine.pid}. " in line
+        assert not (home.state / "server/srv.sqlite3").exists()
+        assert not (home.state / "identity/credentials").exists()
+        engine.kill()
+        engine.wait()
+        started_once(home)
+    finally:
+        for one in (engine, other):
+            one.kill()
+            one.wait()
+
+
 def test_a_lost_host_identity_is_not_made_anew(home):
     started_once(home)
     path = home.state / "host/host.json"
