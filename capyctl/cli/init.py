@@ -79,6 +79,12 @@ def _write(role: Role, output: str | None, where: Places, document: dict[str, An
     path = places.absolute(output, os.getcwd()) if output is not None else where.document(role)
     kinds.check(document, path)
     for other in places.roles_known(where):
+        if other == "standalone" and path == where.document(role):  # beside it, no command knew whom to ask
+            raise Refusal(
+                "invalid_config",
+                f"{where.root} is the state of a standalone role, and two roles share none; "
+                f"name another with --state-dir, or a file with --output",
+            )
         if other != "standalone" and os.path.isdir(where.identity) and os.listdir(where.identity):
             raise Refusal("invalid_config", f"Role identity refused: {where.identity}: a {other} has one there already")
     if output is None:

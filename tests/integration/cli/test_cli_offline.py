@@ -105,6 +105,20 @@ def test_init_writes_documents_that_validate_and_overwrites_nothing(shell: Shell
     assert json.loads((shell.home / "s.json").read_text())["kind"] == "server"
 
 
+def test_init_writes_no_second_role_beside_a_standalone_one(shell: Shell) -> None:
+    config = shell.home / "state" / "config"
+    config.mkdir(parents=True, mode=0o700)
+    config.parent.chmod(0o700)
+    (config / "standalone.yaml").write_text("schema_version: 1\nkind: standalone\nname: local\n")
+    for role in ("server", "host"):
+        done = shell("init", role, "--state-dir", str(config.parent))
+        assert (done.status, done.err.partition(";")[0]) == (
+            2,
+            f"error [invalid_config]: {config.parent} is the state of a standalone role, and two roles share none",
+        )
+        assert [file.name for file in config.iterdir()] == ["standalone.yaml"]
+
+
 def test_config_show_names_the_source_of_each_setting(shell: Shell) -> None:
     (shell.home / "s.yaml").write_text(
         "schema_version: 1\nkind: standalone\nname: local\nhost: {model_sources: {max_bytes: 200GiB}}\n"
