@@ -135,7 +135,7 @@ def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | No
     if problem is not None and problem.code in OF_FILES:
         return problem.code, outward.words(problem.reason), None
     words = f"{problem.code}: {outward.words(problem.reason)}" if problem is not None else "the last start failed"
-    return "activation_failed", f"{words} (tried again after {wait_s} s)", int(wait_s)
+    return "activation_failed", f"{words} (a request in {wait_s} s or later tries again)", int(wait_s)
 
 
 def operator_stopped(book: Book, row: DeploymentRow) -> bool:

@@ -182,14 +182,17 @@ class _Visit:
             return
         caller = self._caller()
         if caller is None:
-            await self._refuse(Fault.named("unauthorized", "one `Authorization: Bearer <key>` is needed"), close=True)
+            words = "the API key is missing or wrong; one `Authorization: Bearer <key>` is needed"
+            await self._refuse(Fault.named("unauthorized", words), close=True)
             return
         if self.path == MODELS or self.path.startswith(MODELS + b"/"):
             await self._answer_models(caller)
             return
         endpoint = ENDPOINTS.get(self.path.decode("latin-1"))
         if endpoint is None:
-            await self._refuse(Fault.named("not_found", "no such path"))
+            await self._refuse(
+                Fault.named("not_found", "no such path; there are /v1/models, /v1/chat/completions and others")
+            )
         elif self.method != "POST":
             await self._not_allowed("POST")
         else:

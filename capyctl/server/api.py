@@ -40,6 +40,7 @@ READS_MAX: Final = 2
 """Readers of the big views at a time; they hold the trio thread while they build them."""
 INT_MAX: Final = 2**63 - 1
 
+_NO_TOKEN: Final = "the admin token is missing or wrong; exactly one `Authorization: Bearer <admin token>` is needed"
 _HOST: Final = re.compile(r"(127\.0\.0\.1|\[::1\]|localhost)(:[0-9]{1,5})?", re.ASCII)
 _IDEMPOTENCY: Final = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
@@ -73,7 +74,7 @@ class Door:
             raise Problem(400, "invalid_request", "both Content-Length and Transfer-Encoding are stated")
         tokens = [value.encode("latin-1", "replace") for value in request.headers.getlist("Authorization")]
         if self.ring.caller(tokens) is None:
-            raise Problem(401, "unauthenticated", "exactly one `Authorization: Bearer <admin token>` is needed")
+            raise Problem(401, "unauthenticated", _NO_TOKEN)
 
 
 # --- answers ---------------------------------------------------------------------------------------
