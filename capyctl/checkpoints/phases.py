@@ -26,6 +26,13 @@ HOST_OVERHEAD_BYTES = 4 * GIB
 CARD_RESIDUE_BYTES = GIB
 UNIFIED_RESIDUE_BYTES = 2 * GIB
 """What a parked engine is charged where its GPU memory lies, until measured."""
+WHILE = {
+    Phase.COLD: "while it starts",
+    Phase.READY: "while it serves",
+    Phase.PARKING: "while it is parked",
+    Phase.PARKED: "parked",
+    Phase.WAKE: "while it wakes",
+}
 STEPS = (Phase.COLD, Phase.READY, Phase.PARKING, Phase.PARKED, Phase.WAKE)
 
 
@@ -193,7 +200,7 @@ def check_fits(
             needs, there = larger(amount, most)
             raise Refusal(
                 "insufficient_device_memory" if card else "insufficient_resources",
-                f"{name} needs {needs} on {domain} of {policy.name} while it is {phase.value}; "
+                f"{name} needs {needs} on {domain} of {policy.name} {WHILE[phase]}; "
                 f"at most {there} may be used there. {way_out}",
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,

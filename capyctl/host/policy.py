@@ -16,7 +16,7 @@ from capyctl.fsm.types import Bytes, Device, Domain, HostId
 from capyctl.host.cards import Card
 from capyctl.host.memory import Seen
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy, card_index
-from capyctl.units import Auto, Growth, Limit, Off, Percent, Size, format_size
+from capyctl.units import Auto, Growth, Limit, Off, Percent, Size, gib
 
 UNIFIED, SYSTEM = Domain("unified"), Domain("system")
 GIB = 1 << 30
@@ -45,15 +45,13 @@ def system_policy(
     if managed + reserve > capacity:
         raise Refusal(
             "invalid_config",
-            f"managed_limit {format_size(managed)} and free_reserve {format_size(reserve)} do not fit "
-            f"into the {format_size(capacity)} of this machine together",
+            f"managed_limit {gib(managed)} and free_reserve {gib(reserve)} do not fit into the {gib(capacity)} "
+            "of this machine together; lower one of them, in host.resource_policy.memory.system",
         )
     if parked_limit is Auto.AUTO:
         parked = min(parked, managed)
     elif parked > managed:
-        raise Refusal(
-            "invalid_config", f"parked_limit {format_size(parked)} is above managed_limit {format_size(managed)}"
-        )
+        raise Refusal("invalid_config", f"parked_limit {gib(parked)} is above managed_limit {gib(managed)}")
     return DomainPolicy(
         kind=kind,
         capacity_bytes=Bytes(capacity),

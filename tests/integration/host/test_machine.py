@@ -225,8 +225,11 @@ def test_stated_limits_win_and_automatic_ones_fit_below_them() -> None:
     ("given", "words"),
     [
         ({"managed_limit": Size(0)}, "managed_limit must be more than 0"),
-        ({"managed_limit": Percent(90)}, "managed_limit 90GiB and free_reserve 20GiB do not fit into the 100GiB"),
-        ({"parked_limit": Size(60 * GIB)}, "parked_limit 60GiB is above managed_limit 50GiB"),
+        (
+            {"managed_limit": Percent(90)},
+            "managed_limit 90.0 GiB and free_reserve 20.0 GiB do not fit into the 100.0 GiB",
+        ),
+        ({"parked_limit": Size(60 * GIB)}, "parked_limit 60.0 GiB is above managed_limit 50.0 GiB"),
     ],
 )
 def test_limits_that_do_not_fit_are_refused_with_both_numbers(given, words) -> None:
