@@ -58,7 +58,7 @@ _ACTIONS: Final = {
     "preinitialize": "Prepare a deployment ahead of its first request.",
     "delete": "Delete a deployment.",
     "deploy": "Deploy a model.",
-    "list": "List deployments, engines, hosts or memory.",
+    "list": "List deployments, engines, hosts, memory or downloads.",
     "status": "Show what is going on.",
     "inspect": "Show full records.",
     "validate": "Check documents.",
