@@ -133,7 +133,7 @@ class Fleet:
         here.world = World.load(records, now_ms=NOW)
         book = here.world.book
         book.online |= set(hosts)
-        book.installations.update(dict.fromkeys(hosts, {}))
+        book.installations.update({host: {} for host in hosts})
         rng.shuffle(here.stopped)
         for host in hosts:
             here.observe(host)
