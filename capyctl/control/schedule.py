@@ -299,9 +299,8 @@ def _why_not(book: Book, lane: Lane, host: HostId) -> str:
 def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None:
     """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
     owner = book.deployments[lane.deployment]
-    free = [host for host in hosts if may_take(book, lane, host)]
-    grounds = _grounds(book, lane, row, free)
-    if _stands(book.tried.get(lane), grounds):
+    free = [host for host in hosts if may_take(book, lane, host)] if book.active_switches else hosts
+    if lane in book.tried and _stands(book.tried[lane], _grounds(book, lane, row, free)):
         return
     tries = starts(book, lane, row, free)
     if not tries:
@@ -349,7 +348,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
         case Nowhere():
             _short(book, lane, verdict)
             if all(_is_seen(book, host) for host in verdict.hosts):
-                book.tried[lane] = grounds
+                book.tried[lane] = _grounds(book, lane, row, free)
 
 
 def _is_seen(book: Book, host: HostId) -> bool:
@@ -370,8 +369,8 @@ def _grounds(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> t
     return (owner.spec, owner.plans, row.last_host, wished, *itertools.chain.from_iterable(about))
 
 
-def _stands(known: tuple[object, ...] | None, grounds: tuple[object, ...]) -> bool:
-    return known is not None and len(known) == len(grounds) and all(map(operator.is_, known, grounds))
+def _stands(known: tuple[object, ...], grounds: tuple[object, ...]) -> bool:
+    return len(known) == len(grounds) and all(map(operator.is_, known, grounds))
 
 
 def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> placement.Tries:
