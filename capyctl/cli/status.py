@@ -6,6 +6,7 @@ Source: cli 11.2, 11.3; decisions on what a stopped model shows.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -121,9 +122,9 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     sized = _memory(view.get("memory") or ())
     if sized:
         lines["Memory"] = "\n".join(sized)
-    charged = [_charge(row) for row in view.get("ledger", ())]
+    charged = Counter(_charge(row) for row in view.get("ledger", ()))
     if charged:
-        lines["Charged"] = "\n".join(charged)
+        lines["Charged"] = "\n".join(text if n == 1 else f"{n} x {text}" for text, n in charged.items())
     text = _requests(view.get("requests") or {})
     if text:
         lines["Requests"] = text

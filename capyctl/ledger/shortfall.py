@@ -122,9 +122,14 @@ class Outdated:
 
 
 def listed(others: tuple[tuple[str, Bytes], ...], names: Names) -> str:
-    """`llama-70b (40.0 GiB), qwen (8.0 GiB) and 2 more`."""
-    shown = [f"{names.get(owner, owner)} ({gib(amount)})" for owner, amount in others[:MOST_NAMED]]
-    more = len(others) - len(shown)
+    """`llama-70b (40.0 GiB), qwen (8.0 GiB) and 2 more`; instances of one deployment together."""
+    held: dict[str, int] = {}
+    for owner, amount in others:
+        shown_as = names.get(owner, owner)
+        held[shown_as] = held.get(shown_as, 0) + amount
+    most = sorted(held.items(), key=lambda one: -one[1])[:MOST_NAMED]
+    shown = [f"{name} ({gib(amount)})" for name, amount in most]
+    more = len(held) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 

@@ -32,6 +32,8 @@ from capyctl.server.keys import KeyRing
 from capyctl.server.preview import plan_view
 from capyctl.server.store import Store
 
+RUNNING_SHOWN: Final = 8
+"""Instances that a refusal names; of more it says how many."""
 DRAIN_LIMIT_S: Final = 900.0
 DRAIN_AGAIN_S: Final = 30.0
 """Between two drains of a profile: what was on its way to a start when it was withdrawn is stopped by the next."""
@@ -331,7 +333,8 @@ class Services:
         """
         running = self._running_on(profile)
         if running and not drain:
-            names = ", ".join(self._shown(lane) for lane in running)
+            names = ", ".join(self._shown(lane) for lane in running[:RUNNING_SHOWN])
+            names += f" and {len(running) - RUNNING_SHOWN} more" if len(running) > RUNNING_SHOWN else ""
             raise Refusal("profile_in_use", f"{profile} runs {names}. Stop them, or use --drain")
         self.registry.retire(profile)
         self.announce_profiles()

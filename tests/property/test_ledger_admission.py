@@ -53,6 +53,7 @@ from capyctl.ledger import (
     propose,
     settle_down,
 )
+from capyctl.ledger.shortfall import listed
 from capyctl.ledger.types import DomainKind
 
 # --- each check, alone -----------------------------------------------------------------------------------
@@ -522,3 +523,10 @@ def test_kinds_decide_the_code_and_names_do_not():  # memory 1
         short = propose(ledger, _ask("new", plan(5, 5, domain=name)), view, NOW)
         assert isinstance(short, Shortfall)
         assert short.code == code
+
+
+def test_instances_of_one_deployment_are_named_once_with_what_they_hold_together() -> None:
+    others = (("a/0", Bytes(3 * GIB)), ("b/0", Bytes(2 * GIB)), ("b/1", Bytes(2 * GIB)), ("c/0", Bytes(GIB)))
+    names = {"a/0": "a", "b/0": "b", "b/1": "b", "c/0": "c"}
+    assert listed(others, names) == "b (4.0 GiB), a (3.0 GiB), c (1.0 GiB)"
+    assert listed(tuple((f"{n}", Bytes(GIB)) for n in range(5)), {}).endswith("2 (1.0 GiB) and 2 more")
