@@ -88,7 +88,7 @@ def detect(
 
 
 def add(
-    path: str | None = None,
+    path: Annotated[Text, Parameter(help="Environment, llama-server or other program that is installed.")] = None,
     /,
     *,
     name: Annotated[Text, Parameter(help="Profile name; the engine's word otherwise.")] = None,
@@ -354,7 +354,7 @@ def _row(name: str, source: str, file: Any, live: Mapping[str, Any] | None, role
 
 
 def remove(
-    profile: str,
+    profile: Annotated[str, Parameter(help="Its name in `capyctl engine list`.")],
     /,
     *,
     drain: Annotated[bool, Parameter(negative=(), help="Stop the deployments that use it first.")] = False,
@@ -385,7 +385,12 @@ def remove(
         raise failure
 
 
-def flags(family: str, /, *, common: Common = PLAIN) -> None:
+def flags(
+    family: Annotated[str, Parameter(help="vllm, sglang, tensorfold, llamacpp or custom.")],
+    /,
+    *,
+    common: Common = PLAIN,
+) -> None:
     """Show which options and variables of an engine family are whose."""
     from capyctl.engines.families import flag_rows
 

@@ -24,6 +24,7 @@ from capyctl import clock as clocks
 from capyctl import router, ulid
 from capyctl.control import events, views
 from capyctl.control.book import Settings
+from capyctl.control.naming import names
 from capyctl.control.records import RECORDS
 from capyctl.control.traffic import QueueLimits
 from capyctl.control.world import World
@@ -283,7 +284,11 @@ def _check_limits(world: World, here: Machine) -> None:
     if isinstance(short, Shortfall):
         if short.check == "domains":
             raise _Reshaped(short)
-        raise Refusal(short.code, f"the memory limits cannot be put in force: {short.message()}")
+        raise Refusal(
+            short.code,
+            f"the memory limits cannot be put in force: {short.message(names(world.book))} Running models keep what "
+            "they hold: start with a limit that leaves them room, then stop them, or keep that limit",
+        )
 
 
 def _services(
@@ -557,6 +562,10 @@ async def _serve_inference(
             )
         except CapyError as error:
             if error.code == "port_conflict":  # that code is an engine's port; this one ends the start
-                raise Refusal("unavailable", f"the inference listener cannot use {bind}: it is in use") from None
+                raise Refusal(
+                    "unavailable",
+                    f"the inference listener cannot use {bind}: another program listens there; "
+                    "end it, or name another address with --listen",
+                ) from None
             raise
         task_status.started(address)
