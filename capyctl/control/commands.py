@@ -16,6 +16,7 @@ from capyctl.control import events as e
 from capyctl.control.book import Book
 from capyctl.control.orders import Measure, MemberReceipt, Receipt, Reply
 from capyctl.control.records import DeploymentRow, InstanceRow, ReceiptRow, Wish
+from capyctl.control.spec import Spec
 from capyctl.fsm import deployment, facts, instance, operation
 from capyctl.fsm.operation import Kind
 from capyctl.fsm.run import CLOSING
@@ -28,7 +29,7 @@ GATED = "{name} cannot start: {gate}"
 WORDS = {
     "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
     "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
-    "route_conflict": "the name or a route of {name} is deployed already. Try another, or --revision to replace it",
+    "route_conflict": "{clash}",
     "unsupported_capability": "{name} cannot park: its residency is restart_only{because}. "
     "Try: capyctl stop deployment {name}",
     "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
@@ -118,7 +119,7 @@ def _create(book: Book, event: e.DeployAsked) -> Receipt:
     free = not taken and spec.name not in book.named
     fact = deployment.DeployAsked(now_ms=event.now_ms, wanted=deeds.wanted(spec), published=bool(spec.hosts), free=free)
     after, effects = deployment.step(row.state, fact)
-    _refuse(effects, row)
+    _refuse(effects, row, "" if free else _clash(book, spec))
     book.put_deployment(attrs.evolve(row, state=after))
     for route in spec.routes:
         book.routes[route] = identity
@@ -127,11 +128,19 @@ def _create(book: Book, event: e.DeployAsked) -> Receipt:
     return _activated(book, event, identity, revision=after.revision)
 
 
+def _clash(book: Book, spec: Spec, own: DeploymentId | None = None) -> str:
+    """Which name or route of `spec` is another deployment's, and whose."""
+    if own is None and spec.name in book.named:
+        return f"{spec.name} is deployed already. Try another name, or --revision to replace it"
+    route, holder = next((one, book.routes[one]) for one in spec.routes if book.routes.get(one, own) != own)
+    return f"{spec.name} cannot have the route {route}: {book.deployments[holder].spec.name} has it. Name another"
+
+
 def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     row = _known(book, event.deployment)
     spec = event.spec
     if any(book.routes.get(route, row.state.deployment) != row.state.deployment for route in spec.routes):
-        raise _Turned("route_conflict", WORDS["route_conflict"].format(name=spec.name))
+        raise _Turned("route_conflict", _clash(book, spec, row.state.deployment))
     if event.activate and _still_stopping(book, row.state.deployment):
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     alike = row.spec.same_but_count(spec)
@@ -443,7 +452,7 @@ def _known(book: Book, identity: DeploymentId) -> DeploymentRow:
     return row
 
 
-def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
+def _refuse(effects: tuple[object, ...], row: DeploymentRow, clash: str = "") -> None:
     for effect in effects:
         if isinstance(effect, Refused):
             if effect.code == row.state.gate_code and row.state.phase is not deployment.Phase.DELETING:
@@ -451,7 +460,11 @@ def _refuse(effects: tuple[object, ...], row: DeploymentRow) -> None:
             else:
                 words = WORDS.get(effect.code, "{name} cannot do that now")
             message = words.format(
-                name=row.spec.name, revision=row.state.revision, gate=row.state.gate_reason, because=_because(row)
+                name=row.spec.name,
+                revision=row.state.revision,
+                gate=row.state.gate_reason,
+                because=_because(row),
+                clash=clash,
             )
             raise _Turned(effect.code, message)
 

@@ -148,8 +148,11 @@ class Registry:
             kin = [row for row in self._merged.values() if row.engine == profile]
             if len(kin) == 1:
                 return kin[0]
-            known = ", ".join(self._merged) or "none. Try: capyctl engine add <path>"
-            raise Refusal("profile_not_published", f"there is no engine profile {profile}; registered: {known}")
+            known = ", ".join(self._merged) or "none"
+            raise Refusal(
+                "profile_not_published",
+                f"there is no engine profile {profile}; registered: {known}. Try: capyctl engine add <path>",
+            )
         return found
 
     def adapter(self, profile: str) -> Adapter:

@@ -275,6 +275,7 @@ async def test_a_name_or_route_that_is_taken_is_a_conflict(here):
     assert (status, answer["error"]["code"]) == (409, "route_conflict")
     status, answer = await here.ask("POST", "/deployments", {"config": {**CONFIG, "name": "b", "routes": ["notes"]}})
     assert (status, answer["error"]["code"]) == (409, "route_conflict")
+    assert answer["error"]["message"] == f"b cannot have the route notes: {CONFIG['name']} has it. Name another"
 
 
 async def test_a_revision_must_name_the_current_one(here):
