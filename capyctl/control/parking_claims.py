@@ -171,8 +171,8 @@ def _reclaimed(row: InstanceRow) -> bool:
 # --- preinitialization --------------------------------------------------------------------------------
 
 
-def tr_21_all_are_prepared_or_none(change: Change) -> bool:
-    """21: A command that prepares several is accepted for each of them, in its order, or opens nothing for any."""
+def tr_s7_all_are_prepared_or_none(change: Change) -> bool:
+    """S7: A command that prepares several is accepted for each of them, in its order, or opens nothing for any."""
     event = change.event
     if not isinstance(event, e.PreinitializeAsked):
         return True
@@ -192,8 +192,8 @@ def tr_21_all_are_prepared_or_none(change: Change) -> bool:
     return in_turn and opened == {state.operation for state, _ in made}
 
 
-def tr_21_one_is_prepared_at_a_time(change: Change) -> bool:
-    """21: A preparation wants one instance at a time to serve, once it is its turn, and nobody to give way for it."""
+def tr_s7_one_is_prepared_at_a_time(change: Change) -> bool:
+    """S7: A preparation wants one instance at a time to serve, once it is its turn, and nobody to give way for it."""
     served: set[OperationId] = set()
     for lane in change.book.wished:
         wish = change.book.instances[lane].wish
@@ -217,6 +217,6 @@ PARKING: tuple[ChangeClaim, ...] = (
     tr_m6_a_copy_is_charged_what_was_measured,
     tr_m6_what_outgrew_its_bound_parks_no_more,
     tr_40_only_what_sleeps_is_reclaimed,
-    tr_21_all_are_prepared_or_none,
-    tr_21_one_is_prepared_at_a_time,
+    tr_s7_all_are_prepared_or_none,
+    tr_s7_one_is_prepared_at_a_time,
 )

@@ -13,7 +13,7 @@ from capyctl.control import invariants, transitions
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "spec" / "invariants.md").read_text()
 REFERENCE = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)(?::([\w.]+))?`")
-LINE = re.compile(r"^\| (M?\d+) \| (.+?) \| (.+?) \| (.+?) \|$", flags=re.MULTILINE)
+LINE = re.compile(r"^\| ([MS]?\d+) \| (.+?) \| (.+?) \| (.+?) \|$", flags=re.MULTILINE)
 
 
 @cache
@@ -51,7 +51,9 @@ def test_everything_that_the_page_names_exists():
 
 def test_every_number_is_there_once_and_in_order():
     numbers = [number for number, *_ in LINE.findall(PAGE)]
-    assert numbers == [*(str(number) for number in range(1, 73)), *(f"M{number}" for number in range(1, 21))]
+    reference = [*(str(number) for number in range(1, 73)), *(f"M{number}" for number in range(1, 21))]
+    assert [number for number in numbers if not number.startswith("S")] == reference
+    assert [number for number in numbers if number.startswith("S")] == [f"S{number}" for number in range(1, 9)]
 
 
 def test_every_proof_of_the_catalogue_is_there_with_its_type():
@@ -73,7 +75,7 @@ def numbers_of(claim: Callable[..., bool]) -> list[str]:
     """The numbers that a claim says it carries: in its name, and before the colon of its sentence."""
     named = claim.__name__.split("_")[1].lstrip("0").upper()
     said = re.sub(r"\([^)]*\)", "", (claim.__doc__ or "").split(":")[0])
-    return sorted({named, *re.findall(r"\bM?\d+\b", said)})
+    return sorted({named, *re.findall(r"\b[MS]?\d+\b", said)})
 
 
 def test_every_numbered_claim_of_the_world_is_on_the_page_under_each_of_its_numbers():
