@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # commands import what they need when they run
     from capyctl.engines.register import Added
 
 DRAIN_LIMIT_S: Final = 990.0
+SPELLINGS_WIDTH: Final = 44
+"""Columns of `engine flags` for the spellings of one option; the longest single one is 43."""
 
 
 def _places(common: Common) -> tuple[Places, Path, Mapping[str, str]]:
@@ -398,4 +401,12 @@ def flags(
     if common.as_json:
         emit_json([dict(zip(("kind", "name", "class", "why"), row, strict=True)) for row in rows])
     else:
-        table(("KIND", "NAME", "CLASS", "WHY"), rows)
+        table(("KIND", "NAME", "CLASS", "WHY"), (line for row in rows for line in _folded(*row)))
+
+
+def _folded(kind: str, name: str, stance: str, why: str) -> Iterator[tuple[str, str, str, str]]:
+    """One row of `engine flags`, and one more for spellings of an option that the column has no room for."""
+    first, *more = textwrap.wrap(name, SPELLINGS_WIDTH, break_long_words=False, break_on_hyphens=False)
+    yield kind, first, stance, why
+    for part in more:
+        yield " ", part, " ", " "

@@ -216,6 +216,10 @@ def test_flags_of_a_family_have_a_class_and_a_reason(shell: Shell) -> None:
     assert {row["class"] for row in rows} >= {"owned", "reserved", "approval", "passed"}
     assert all(row["why"] for row in rows)
     assert shell("engine", "flags", "another").status == 17
+    for family in ("vllm", "sglang", "tensorfold", "llamacpp", "custom"):
+        kinds = [line[:11].strip() for line in shell("engine", "flags", family).out.splitlines()]
+        rows = json.loads(shell("engine", "flags", family, "--json").out)
+        assert [kind for kind in kinds if kind] == ["KIND", *(row["kind"] for row in rows)]
 
 
 def test_a_document_named_explicitly_is_never_written(shell: Shell) -> None:
