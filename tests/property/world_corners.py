@@ -598,6 +598,20 @@ def a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled()
         assert len(here.launches) == 2
 
 
+def an_engine_that_falls_silent_while_it_drains_is_doubted_too() -> None:
+    here, a = begun(DEEP)
+    client = here.ask("a", answer_ms=100_000)
+    here.run(2_000)
+    here.park(a)
+    reaches(here, a, ResidencyPhase.DRAINING_TO_PARK)
+    here.tell(
+        e.EngineSilent(now_ms=Millis(here.now), incarnation=here.lane(a).run.incarnation, reason="it answers nothing")
+    )
+    assert Lane(a, 0) in here.world.book.doubted
+    is_told(here, client)
+    serves_again(here)
+
+
 def who_asks_for_a_copy_whose_engine_has_died_is_served_by_the_next_run() -> None:
     for late in (False, True):  # before its end is heard, while the wake waits for room; or while it is cleaned up
         here, a = begun(attrs.evolve(DEEP, parked_gib=0.5))
@@ -1156,6 +1170,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     an_engine_that_dies_in_a_wake_is_started_again_for_whoever_waits,
     a_park_whose_answer_never_comes_is_looked_at_and_adopted,
     a_park_that_left_too_much_is_ended_and_one_whose_engine_is_gone_is_settled,
+    an_engine_that_falls_silent_while_it_drains_is_doubted_too,
     who_asks_for_a_copy_whose_engine_has_died_is_served_by_the_next_run,
     a_start_while_it_parks_wakes_it_once_it_is_parked,
     a_silent_canary_is_asked_again_before_anybody_is_served,
