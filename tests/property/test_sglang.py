@@ -203,21 +203,27 @@ def test_a_draft_of_the_document_is_named_by_its_directory() -> None:
     assert argv[-2:] == ["--speculative-algorithm", "EAGLE3"]
 
 
-def test_the_fraction_is_of_what_is_free_when_the_engine_starts() -> None:
-    assert fraction(facts()) == "0.3000"
-    assert fraction(facts(available={"gpu0": 12 * GIB})) == "0.5000"
-    assert fraction(facts(available={"gpu0": 5 * GIB})) == "0.9999"
-    beside = {**facts().pools, "context": 2 * GIB}
+def test_the_fraction_of_an_engine_without_told_tokens_is_of_what_is_free_when_it_starts() -> None:
+    whole = {"static": 6 * GIB}
+    assert fraction(facts(pools=whole)) == "0.3000"
+    assert fraction(facts(pools=whole, available={"gpu0": 12 * GIB})) == "0.5000"
+    assert fraction(facts(pools=whole, available={"gpu0": 5 * GIB})) == "0.9999"
+    beside = {**whole, "context": 2 * GIB}
     assert fraction(facts(available={"gpu0": 14 * GIB}, pools=beside)) == "0.5000"  # of what its context leaves
     assert (
         fraction(facts(available={"gpu0": 12 * GIB}, ready={"gpu0": 8 * GIB}, pools={"context": 2 * GIB})) == "0.6000"
     )
     pool = {"available": {"unified": 100 * GIB}, "ready": {"unified": 40 * GIB}}
-    assert fraction(facts(**pool)) == "0.0600"
+    assert fraction(facts(**pool, pools=whole)) == "0.0600"
     assert fraction(facts(**pool, pools={})) == "0.4000"
     with pytest.raises(Refusal) as caught:
         fraction(facts(available={}, capacity={}))
     assert caught.value.code == "insufficient_device_memory"
+
+
+def test_told_its_tokens_an_engine_takes_its_share_of_what_its_own_charge_sets_aside() -> None:
+    assert fraction(facts()) == "0.6000"
+    assert fraction(facts(available={"gpu0": 8 * GIB})) == "0.7500"
 
 
 @given(
@@ -237,10 +243,30 @@ def test_the_pool_and_the_context_that_is_really_made_stay_inside_the_charge(
     assert taken - made >= min(pool, 0.9999 * (free - context)) - (free - made) / 10_000  # four decimals
 
 
+@given(
+    pool=st.integers(1 << 30, 90 << 30),
+    startup=st.integers(0, 20 << 30),
+    spare=st.integers(0, 60 << 30),
+    context=st.integers(0, 2 << 30),
+    lost=st.integers(0, 100),
+)
+@settings(derandomize=True, max_examples=200)
+def test_whatever_others_take_before_it_looks_its_weights_and_its_told_tokens_have_room(
+    pool: int, startup: int, spare: int, context: int, lost: int
+) -> None:
+    charge = pool + context + startup
+    told = {"static": pool, "context": context, "kv_tokens": 1}
+    free = charge + spare
+    said = float(fraction(facts(available={"gpu0": free}, allocation={"gpu0": charge}, pools=told)))
+    base = free - spare * lost // 100 - context
+    assert said * base >= min(pool, 0.9999 * base) - base / 10_000
+
+
 def test_the_environment_has_the_keys_and_no_plugins() -> None:
     env = variables(facts(device_env={"CUDA_VISIBLE_DEVICES": "GPU-1"}), telemetry=False)
     assert (env["CAPYCTL_ENGINE_API_KEY"], env["CAPYCTL_ENGINE_ADMIN_KEY"]) == ("k" * 40, "a" * 40)
     assert (env["SGLANG_PLUGINS"], env["HF_HUB_OFFLINE"]) == ("capyctl-loads-no-plugins", "1")
+    assert env["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
     assert (env["CUDA_VISIBLE_DEVICES"], env["DO_NOT_TRACK"]) == ("GPU-1", "1")
     assert env["CAPYCTL_RENDEZVOUS_DIR"] == "/state/engines/sglang/rendezvous/8101"
 

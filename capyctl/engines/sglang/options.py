@@ -187,7 +187,7 @@ RESERVED_ENV = (
     Reserved("SGLANG_KERNEL_API_*", "prompts stay out of files"),
     Reserved("SGLANG_CUDA_COREDUMP*", "prompts stay out of files"),
     Reserved("SGLANG_TRACE_*", "prompts stay out of files"),
-    Reserved("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "CapyCTL never reads that route"),
+    Reserved("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "/health takes no key, so it runs nothing"),
     Reserved("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "CapyCTL decides what sleeps"),
     Reserved("TMS_*", "CapyCTL decides what sleeps"),
     Reserved("LMCACHE_*", "the cache would leave the engine"),

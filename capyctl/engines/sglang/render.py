@@ -119,6 +119,9 @@ def fraction(facts: LaunchFacts) -> str:
 
     The engine takes its share of the memory that is free when it starts, not of all there is: on a card of what is
     left beside its own context, so that the pool and that context together stay inside the charge.
+    What is free now may be taken by another start or wake before the engine looks, and then the share of the rest
+    would not hold its weights. Only what its own charge sets aside is sure to be there, so that is the base wherever
+    the tokens that it is told bound its cache; elsewhere the share is the only bound, and is of what is free.
     Raises: Refusal `insufficient_device_memory` or `insufficient_memory` when nothing is free that could be stated.
     """
     cards = sorted(name for name, amount in facts.ready.items() if name.startswith("gpu") and amount)
@@ -127,6 +130,8 @@ def fraction(facts: LaunchFacts) -> str:
         context = facts.pools.get("context", 0)
         pool = facts.pools.get("static") or facts.ready.get(domain, 0) - context
         free = facts.available.get(domain) or facts.capacity.get(domain, 0)
+        if "kv_tokens" in facts.pools:
+            free = min(free, facts.allocation.get(domain, free))
         base = free - context if cards else free
         if base <= 0 or pool <= 0:
             code = "insufficient_device_memory" if cards else "insufficient_memory"
@@ -170,6 +175,7 @@ def variables(facts: LaunchFacts, *, telemetry: bool) -> dict[str, str]:
         "CAPYCTL_RENDEZVOUS_DIR": str(facts.state_dir / "engines" / "sglang" / "rendezvous" / str(facts.port)),
         "SGLANG_PLUGINS": NO_PLUGINS,
         "SGLANG_HOST_IP": "127.0.0.1",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # no key guards it: what it runs ends a parked engine
         **LOOPBACK_ONLY,
         **OFFLINE,
     }
