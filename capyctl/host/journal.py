@@ -523,6 +523,7 @@ def _open(path: Path) -> Journal:
             if version == since:
                 version = since + 1
                 db.executescript(f"BEGIN IMMEDIATE;{statements}PRAGMA user_version = {version};COMMIT;")
+        _check_launches(db, path)
         _erase(db)
     except sqlite3.DatabaseError as error:
         db.close()
@@ -540,6 +541,18 @@ WAY_OUT = (
     "process ids, for you to end"
 )
 FULL = "its disk is full; what was stored is unharmed. Free some space there and start again"
+
+
+def _check_launches(db: sqlite3.Connection, path: Path) -> None:
+    """A launch that was spawned names its process: without one it would read as proven gone while it runs."""
+    nameless = db.execute(
+        "SELECT deployment || '/' || idx || '@' || generation FROM launch AS one WHERE state IN ('spawned', 'ready') "
+        "AND NOT EXISTS (SELECT * FROM process AS its WHERE its.deployment = one.deployment "
+        "AND its.idx = one.idx AND its.generation = one.generation)"
+    ).fetchall()
+    if nameless:
+        launches = ", ".join(name for (name,) in nameless)
+        raise Failure("internal", f"{path} is damaged: it has lost the processes of {launches}. {WAY_OUT}")
 
 
 def _unwritten(path: Path, wrong: sqlite3.Error) -> Lost:

@@ -150,6 +150,20 @@ async def test_a_file_that_is_no_journal_or_a_newer_one_is_refused(tmp_path: Pat
         await open_journal(link)
 
 
+async def test_a_journal_that_lost_the_processes_of_a_launch_is_refused_and_nothing_in_it_reads_as_gone(
+    tmp_path: Path,
+) -> None:
+    journal = await opened(tmp_path)
+    await arm(journal, launch(tmp_path, mode="serve"))
+    await journal.spawned(incarnation(), (API,), ProcessIdentity(12, "boot", 7, Role.HELPER))
+    await journal.close()
+    with sqlite3.connect(tmp_path / "host" / "journal.sqlite3") as db:
+        db.execute("DELETE FROM process")
+    db.close()
+    with pytest.raises(Failure, match=f"lost the processes of {incarnation()}. Restore it from a backup"):
+        await opened(tmp_path)
+
+
 async def test_a_journal_that_others_may_have_written_is_refused_and_left(tmp_path: Path) -> None:
     path = tmp_path / "host" / "journal.sqlite3"
     await (await open_journal(path)).close()
