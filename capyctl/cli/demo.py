@@ -33,6 +33,7 @@ from capyctl.documents import places
 from capyctl.errors import CapyError, Failure
 
 NAMES: Final = ("ada", "grace")
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REQUEST_MIB: Final = 512  # stated in the deployments: weights 94 MiB, cache, and the engine's own memory
 LIMIT_MIB: Final = 768  # holds one of them
 START_LIMIT_S: Final = 60
@@ -51,8 +52,7 @@ def demo(
     once: Annotated[bool, Parameter(negative=(), help="End when it has been shown; leave nothing running.")] = False,
 ) -> int:
     """See it work on this machine: two models share memory that holds one."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # even where a script's job ignores the first
-        signal.signal(number, signal.default_int_handler)
+    catch_endings()
     with screen(NAMES) as show:
         environment = demo_parts.engine(show.step)
         model = demo_parts.model(show.step)
@@ -68,6 +68,13 @@ def demo(
                 show.close()  # what follows is meant for copying
                 _stay_up(running)
     return 0
+
+
+def catch_endings() -> None:
+    """Ctrl-C, SIGTERM and a terminal that is closed all clean up; `nohup` keeps its say over the last."""
+    for number in ENDINGS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)  # even where a script's job ignores SIGINT
 
 
 def _stay_up(running: Running) -> None:
@@ -134,7 +141,7 @@ def _role(show: Screen, environment: Path, model: Path) -> Iterator[Running]:
                 _measured(running, show)
                 yield running
             finally:
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in ENDINGS:
                     signal.signal(number, signal.SIG_IGN)  # a second one must not leave engines behind
                 _stop_engines(running)
         finally:

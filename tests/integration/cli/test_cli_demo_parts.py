@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import socket
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from capyctl.cli import demo_parts
+from capyctl.cli.demo import ENDINGS, catch_endings
 from capyctl.cli.demo_parts import Room
 from capyctl.cli.demo_screen import Lines, Moment, Picture, sentence
 
@@ -82,3 +84,16 @@ def test_the_picture_shows_states_charges_and_the_answer() -> None:
     assert "512 MiB of 768 MiB" in text
     assert "grace: Because.  (1.0s)" in text
     assert re.search(r"ada +stopped +-", text)
+
+
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_closed_terminal_ends_the_demo_like_an_interrupt_unless_nohup_says_otherwise(hangup: signal.Handlers) -> None:
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    try:
+        signal.signal(signal.SIGHUP, hangup)
+        catch_endings()
+        ends = [number for number in ENDINGS if signal.getsignal(number) is signal.default_int_handler]
+        assert (signal.SIGHUP in ends, len(ends)) == ((True, 3) if hangup is signal.SIG_DFL else (False, 2))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
