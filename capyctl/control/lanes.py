@@ -50,6 +50,7 @@ def tell(book: Book, lane: Lane, fact: facts.Fact) -> Refused | None:
                     was=f"{was}.{row.machine.phase.value}",
                     event=type(fact).__name__,
                     now=f"{now}.{machine.phase.value}",
+                    deployment=book.deployments[lane.deployment].spec.name,
                 )
             )
         _arm(book, lane)

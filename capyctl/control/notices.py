@@ -76,7 +76,14 @@ def _hear(book: Book, lane: Lane, notice: fx.Notice | Armed) -> None:
                 book.no_room.add(lane)
             if stop.kind is StopKind.GROWTH:
                 book.moves.append(
-                    Move(machine="instance", lane=str(lane), was="ready", event="park_growth_stop", now="stopping")
+                    Move(
+                        machine="instance",
+                        lane=str(lane),
+                        was="ready",
+                        event="park_growth_stop",
+                        now="stopping",
+                        deployment=book.deployments[lane.deployment].spec.name,
+                    )
                 )
         case fx.StopEnded(stop=stop):
             operations.met(book, lane, operations.STOP)

@@ -215,13 +215,17 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class Move:
-    """One step of one machine, for the log: who moved, from where to where, and why."""
+    """One step of one machine, for the log: who moved, from where to where, and why.
+
+    `lane` is the instance, or the name of what else moved; `deployment` is the name of an instance's deployment.
+    """
 
     machine: str
     lane: str
     was: str
     event: str
     now: str
+    deployment: str | None = None
 
 
 RECORDS: dict[str, type] = {

@@ -36,11 +36,13 @@ def judged(book: Book, event: e.Observed) -> None:
     for owner, measured in raises.items():
         before = book.ledger.held_by(owner)
         book.put_ledger(overrun.raise_to_measured(book.ledger, owner, measured), owner)
+        lane = lane_of_owner(owner)
         for domain, amount in measured.items():
             book.moves.append(
                 Move(
                     machine="ledger",
-                    lane=str(lane_of_owner(owner)),
+                    lane=str(lane),
+                    deployment=book.deployments[lane.deployment].spec.name,
                     was=f"{before.on(domain)} on {domain}",
                     event="Observed",
                     now=f"{amount}, which it holds",
