@@ -63,7 +63,7 @@ def test_without_an_idle_signal_an_abandoned_place_comes_back_with_the_stop(plac
     assert answer.status == 200
     assert answer.json["model"] == "mute"
     place.abandon("mute")
-    until(lambda: place.counts("mute")["settle_at_stop"] == 1, 5, "a place that only a stop gives back")
+    until(lambda: place.counts("mute")["settle_at_stop"] == 1, 20, "a place that only a stop gives back")
     place.machine.act("mute", "stop")  # does not wait for it
     assert place.counts("mute")["settle_at_stop"] == 0
     assert place.machine.charged() == {}
@@ -75,7 +75,7 @@ def test_with_an_idle_signal_the_place_comes_back_and_a_removal_is_no_operators_
     place.server.set(token_s=0.001, answer_tokens=20)
     assert place.machine.ask("telling", max_tokens=5).status == 200
     place.abandon("telling")
-    until(lambda: place.counts("telling")["in_flight"] == 0, 8, "an idle engine")
+    until(lambda: place.counts("telling")["in_flight"] == 0, 30, "an idle engine")
     assert place.machine.command("engine", "remove", "telling").status == 20
     place.machine.ok("engine", "remove", "telling", "--drain")
     assert place.machine.charged() == {}

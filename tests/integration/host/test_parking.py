@@ -571,6 +571,7 @@ async def test_a_journal_of_before_is_taken_over_with_its_engines(tmp_path: Path
         "log_path, started_ms, state) VALUES ('d1', 0, 1, 'c', 'x', 1, '0-1', ?, 8100, 'k', '/x', 1, 'ready')",
         (text,),
     )
+    db.execute("INSERT INTO process VALUES ('d1', 0, 1, 10, 'boot', 5, 'api', 0)")
     db.execute("PRAGMA user_version = 1")
     db.commit()
     db.close()
