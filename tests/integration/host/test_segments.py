@@ -51,6 +51,17 @@ def test_names_that_libraries_give_tell_their_maker_once_it_is_gone(tmp_path: Pa
     assert segments.named_after([ended], frozenset(), shm=tmp_path) == its_own
 
 
+def test_what_an_engine_maps_for_life_is_left_over_when_it_ended_unless_another_one_maps_it(
+    tmp_path: Path, ended: ProcessIdentity
+) -> None:
+    left = made(tmp_path, "sglang_loads_7abf9124.shm", "sglang_loads_0000beef.shm")
+    made(tmp_path, "sglang_loads_notes.shm", "sglang_loads_7abf9124.shm.txt")
+    assert segments.named_after([ended], frozenset(), shm=tmp_path) == left
+    with (tmp_path / "sglang_loads_0000beef.shm").open("rb"):
+        removed, kept = segments.remove_unused(left, shm=tmp_path)
+    assert (len(removed), kept) == (1, {str(tmp_path / "sglang_loads_0000beef.shm")})
+
+
 def test_what_is_older_than_the_launch_is_not_its_own(tmp_path: Path, ended: ProcessIdentity) -> None:
     made(tmp_path, f"torch_{ended.pid}_1_0")
     before = segments.present(tmp_path)
