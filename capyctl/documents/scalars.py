@@ -132,10 +132,17 @@ def parse_https(text: str) -> HttpsUrl:
         raise ValueError(form)
     if parts.scheme == "https":
         return HttpsUrl(text)
-    loopback = host == "localhost" or host.startswith("127.") or host == "::1"
-    if parts.scheme == "http" and loopback:
+    if parts.scheme == "http" and is_loopback_name(host):
         return HttpsUrl(text)
     raise ValueError(form)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a URL's host is this machine by its own words: `127.example.com` is a name like any other."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_env_name(text: str) -> EnvName:

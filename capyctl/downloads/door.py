@@ -23,6 +23,7 @@ import attrs
 
 from capyctl import __version__
 from capyctl.documents.model_source import shown_url
+from capyctl.documents.scalars import is_loopback_name
 from capyctl.downloads.reach import Reach
 from capyctl.errors import Refusal
 
@@ -253,11 +254,6 @@ def _parts(url: str, what: str) -> urllib.parse.SplitResult:
 
 def _origin(parts: urllib.parse.SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def is_loopback_name(host: str) -> bool:
-    """Whether a URL's host is this machine by its own words."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def _good(answer: Answer, *, token_sent: bool) -> Answer:

@@ -12,6 +12,7 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import attrs
@@ -109,7 +110,12 @@ def _siblings(
         )
     if len(rows) > FILES_MAX:
         raise Refusal("too_large", f"{source.repo} has more than {FILES_MAX} files")
-    return {row.path: row for row in rows}
+    found = {row.path: row for row in rows}
+    for path in found:
+        below = next((str(above) for above in PurePosixPath(path).parents if str(above) in found), None)
+        if below is not None:
+            raise Refusal("unsafe_file", f"{source.repo} lists {below} as a file and as a directory")
+    return found
 
 
 def _file(hub: Any, endpoint: str, source: HuggingFace, row: Any) -> RemoteFile:
@@ -136,8 +142,9 @@ def _file(hub: Any, endpoint: str, source: HuggingFace, row: Any) -> RemoteFile:
 def check_name(path: object, repo: str) -> None:
     """Refuse a name that would leave the directory, or that a terminal or a file system would not bear."""
     parts = path.split("/") if isinstance(path, str) else []
-    bad = not parts or any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
-    if bad or not str(path).isprintable() or len(str(path).encode()) > 1024 or len(parts) > 12 or "\\" in str(path):
+    bad = not parts or not str(path).isprintable()
+    bad = bad or any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
+    if bad or len(str(path).encode()) > 1024 or len(parts) > 12 or "\\" in str(path):
         raise Refusal("unsafe_file", f"{repo} lists a file with a name that is not used: {ascii(path)[:120]}")
 
 

@@ -21,6 +21,10 @@ Found = tuple[int, Any]
 Lookup = Callable[[str, int], Sequence[Found]]
 
 _EMBEDS: Final = ipaddress.ip_network("64:ff9b::/96")
+_SPECIAL: Final = tuple(
+    ipaddress.ip_network(network) for network in ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "fec0::/10")
+)
+"""Kept for protocols, relays, documents and sites, which this Python calls global. Source: IANA's registries."""
 
 
 def look_up(host: str, port: int) -> list[Found]:
@@ -74,4 +78,6 @@ def is_public(text: str) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
+    if any(address in network for network in _SPECIAL if network.version == address.version):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved and not address.is_unspecified

@@ -16,7 +16,7 @@ from capyctl.control import orders as o
 from capyctl.control import views
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import HuggingFace, Local, shown_url
-from capyctl.documents.scalars import SecretRef
+from capyctl.documents.scalars import SecretRef, is_loopback_name
 from capyctl.downloads.reach import Reach, is_public
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Refusal
@@ -122,7 +122,8 @@ def test_of_several_projectors_none_is_taken_unless_it_is_named():
     "address",
     [
         *("127.0.0.1", "127.9.9.9", "10.0.0.1", "172.16.5.4", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
-        *("0.0.0.0", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
+        *("0.0.0.0", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.0.8", "192.88.99.1"),
+        *("fec0::1", "3fff::1"),
         *("::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1", "fd00:ec2::254", "::ffff:127.0.0.1", "::ffff:10.0.0.1"),
         *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::"),
     ],
@@ -134,6 +135,14 @@ def test_an_address_that_is_not_the_internets_is_not_public(address: str):
         reach.addresses("models.example", 443)
     listed = attrs.evolve(reach, allowed_hosts=frozenset({"models.example"}))
     assert listed.addresses("Models.Example", 443) == [(2, (address, 443))]
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [("localhost", True), ("127.0.0.9", True), ("::1", True), ("127.models.example", False), ("127.1", False)],
+)
+def test_only_this_machines_own_addresses_may_be_spoken_to_in_plain_text(host: str, ours: bool):
+    assert is_loopback_name(host) is ours
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "64:ff9b::808:808"])

@@ -352,11 +352,21 @@ def test_what_is_no_hub_is_said_so(here: Here, hub: Hub, listing: Any):
     assert here.refused().code == "not_materializable"
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "a/./b", "nul\0", "x" * 300, "a\nb", "c\\d", "\u202efdp.x"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a//b", "a/./b", "nul\0", "x" * 300, "a\nb", "c\\d", "\u202efdp.x", "\ud800"]
+)
 def test_a_name_that_would_leave_the_directory_is_refused(here: Here, hub: Hub, name: str):
     row = {"rfilename": name, "size": 1, "blobId": blob(b"x")}
     hub.listing = {**hub.siblings(REPO), "siblings": [*hub.siblings(REPO)["siblings"], row]}
     assert here.refused().code == "unsafe_file"
+    assert len(hub.seen) == 1
+
+
+def test_a_name_that_is_a_file_and_a_directory_is_refused_before_anything_is_fetched(here: Here, hub: Hub):
+    row = {"rfilename": "config.json/x.json", "size": 1, "blobId": blob(b"x")}
+    hub.listing = {**hub.siblings(REPO), "siblings": [*hub.siblings(REPO)["siblings"], row]}
+    refused = here.refused()
+    assert (refused.code, "config.json as a file and as a directory" in refused.message) == ("unsafe_file", True)
     assert len(hub.seen) == 1
 
 
