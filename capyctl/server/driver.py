@@ -244,11 +244,11 @@ class Driver:
             "machine.moved",
             machine=move.machine,
             lane=move.lane,
-            **({} if move.deployment is None else {"deployment": move.deployment}),
             was=move.was,
             event=move.event,
             now=move.now,
             orders=names,
+            **({} if move.deployment is None else {"deployment": move.deployment}),
         )
 
     # --- deeds -----------------------------------------------------------------------------------
