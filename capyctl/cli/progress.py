@@ -202,7 +202,7 @@ def watch_measurement(
             if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
                 told_at, told = now, text
                 note(f"Measuring {name}: {text}")
-        time.sleep(min(pause, max(0.0, ends - now)))
+        time.sleep(min(pause, max(0.0, ends - now)))  # the management API is asked, it does not push
 
 
 def _measured_line(name: str, checkpoint: Mapping[str, Any]) -> str:
@@ -254,7 +254,7 @@ def watch_download(
         if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
             told_at, told = now, text
             note(f"Downloading {name}: {text}")
-        time.sleep(DOWNLOAD_POLL_S)
+        time.sleep(DOWNLOAD_POLL_S)  # as above
 
 
 def say_download(name: str) -> float:

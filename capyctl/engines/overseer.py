@@ -88,7 +88,7 @@ def end_children() -> None:
                 pass
         except ChildProcessError:
             return
-        time.sleep(0.002)
+        time.sleep(0.002)  # what was killed ends soon; new orphans may still arrive
 
 
 def children(parent: int) -> list[int]:

@@ -122,7 +122,7 @@ class _Run:
         self.line.shutdown(socket.SHUT_RDWR)
         ends = time.monotonic() + _END_S
         while time.monotonic() < ends and not self._overseer_ended():
-            time.sleep(0.002)
+            time.sleep(0.002)  # waitpid knows no time limit
         # One that was killed left them in its group. It is not reaped yet, so its number is nobody else's.
         try:
             os.killpg(self.process.pid, signal.SIGKILL)

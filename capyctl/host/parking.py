@@ -282,11 +282,12 @@ class Parking:
 
     async def _check_room(self, engine: Engine) -> None:
         """What the wake adds beyond what it still holds, against what the machine says now. Raises: _Unsent."""
-        held = await self.observer.held(engine.processes)
+        seen, owner = await self.observer.sample_anew(self.owners()), engine.incarnation.lane.owner
         ready = {Domain(name): amount for name, amount in engine.facts.ready.items()}
-        adds = {name: Bytes(max(0, amount - held.bytes.get(name, 0))) for name, amount in ready.items()}
+        held = {name: seen[name].residents.get(owner, 0) for name in ready if name in seen}
+        adds = {name: Bytes(max(0, amount - held.get(name, 0))) for name, amount in ready.items()}
         try:
-            check_room(self.policy, adds, await self.observer.sample(self.owners()))
+            check_room(self.policy, adds, seen)
         except Refusal as short:
             raise _Unsent(short.code, short.message) from short
 

@@ -17,10 +17,10 @@ from capyctl.checkpoints import sources
 from capyctl.clock import Clock
 from capyctl.control import events, orders
 from capyctl.control.book import Book
-from capyctl.errors import CapyError, Refusal
+from capyctl.errors import CapyError
 from capyctl.fsm.types import DeploymentId, HostId
 from capyctl.server.log import Log
-from capyctl.server.measuring import deployment_of, spec_of
+from capyctl.server.measuring import answered, deployment_of, spec_of
 from capyctl.session import messages as m
 
 log = Log("fetching")
@@ -80,15 +80,7 @@ class Fetching:
         command = m.MaterializeSource(command_id=identity, document=json.loads(document), family=family)
         self._asked[identity] = _Asked(order.deployment, order.revision, host)
         try:
-            match await self.call(host, command):
-                case m.Materialized():
-                    pass
-                case m.Refused() as refused:
-                    refusals[host] = Refusal(refused.code, refused.message)
-                case other:
-                    refusals[host] = Refusal(
-                        "internal", f"host {host} answered MaterializeSource with {type(other).__name__}"
-                    )
+            answered(host, command, await self.call(host, command), m.Materialized)
         except CapyError as wrong:
             refusals[host] = wrong
         finally:
@@ -115,22 +107,17 @@ class Fetching:
             for source, wanted in sources.fetched(document, row.spec.traits.family):
                 users.setdefault(sources.place_of(source, wanted), []).append(row.spec.name)
         command = m.PruneSources(command_id=f"sources:{host}@{self.clock()}", kept=tuple(users) if prune else None)
-        match await self.call(host, command):
-            case m.Sources() as found:
-                return [
-                    {
-                        "host_id": host,
-                        "place": one.place,
-                        "bytes": str(one.bytes),
-                        "complete": one.complete,
-                        "deployments": sorted(users.get(one.place, ())),
-                    }
-                    for one in found.sources
-                ]
-            case m.Refused() as refused:
-                raise Refusal(refused.code, refused.message)
-            case other:
-                raise Refusal("internal", f"host {host} answered PruneSources with {type(other).__name__}")
+        found = answered(host, command, await self.call(host, command), m.Sources)
+        return [
+            {
+                "host_id": host,
+                "place": one.place,
+                "bytes": str(one.bytes),
+                "complete": one.complete,
+                "deployments": sorted(users.get(one.place, ())),
+            }
+            for one in found.sources
+        ]
 
     def heard(self, report: m.SourceProgress) -> None:
         """How far one of them is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -24,6 +24,8 @@ from capyctl.errors import CapyError, InvariantBroken, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Residency
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.session import messages as m
+
+T = TypeVar("T", bound=m.Result)
 
 
 @attrs.define(eq=False)
@@ -83,25 +85,23 @@ class Measuring:
             weight_bytes=found.weight_bytes,
             plans=plans,
             residency=tier,
-            residency_reason=self._reason(
-                spec, document, tier, {host: checkpoint for host, (checkpoint, _) in tiers.items()}
-            ),
+            residency_reason=self._reason(spec, document, tier, tiers),
             now_ms=self.clock(),
         )
 
     def _reason(
-        self, spec: Spec, document: Deployment, tier: Residency, measured: Mapping[HostId, m.Checkpoint]
+        self,
+        spec: Spec,
+        document: Deployment,
+        tier: Residency,
+        tiers: Mapping[HostId, tuple[m.Checkpoint, Residency]],
     ) -> str:
         """Why it is that tier; empty where the document or the profile had settled it before."""
         if not spec.residency.parks or document.residency is not None:
             return ""
-        own = [
-            host for host, checkpoint in measured.items() if self._residency(host, checkpoint, spec, document) is tier
-        ]
-        host = next(iter(own or measured))
-        return residency.reason(
-            measured[host].facts, document, self._policy(host), family=spec.traits.family, settled=tier
-        )
+        host = next((host for host, (_, one) in tiers.items() if one is tier), next(iter(tiers)))
+        checkpoint, _ = tiers[host]
+        return residency.reason(checkpoint.facts, document, self._policy(host), family=spec.traits.family, settled=tier)
 
     async def _digest(self, host: HostId, spec: Spec, order: orders.Measure) -> m.Checkpoint:
         here = on_host(spec, self.downloads_root(host))
@@ -115,13 +115,7 @@ class Measuring:
             answer = await self.call(host, command)
         finally:
             self._asked.pop(command.command_id, None)
-        match answer:
-            case m.Checkpoint() as checkpoint:
-                return checkpoint
-            case m.Refused() as refused:
-                raise Refusal(refused.code, refused.message)
-            case other:
-                raise Refusal("internal", f"host {host} answered DigestCheckpoint with {type(other).__name__}")
+        return answered(host, command, answer, m.Checkpoint)
 
     def heard(self, report: m.DigestProgress) -> None:
         """How far a digest is."""
@@ -194,6 +188,17 @@ class Measuring:
             looked=looked,
             now_ms=self.clock(),
         )
+
+
+def answered(host: HostId, command: m.Command, answer: m.Result, wanted: type[T]) -> T:
+    """The answer of a host, which must be a `wanted`. Raises: Refusal with the host's own code, else `internal`."""
+    match answer:
+        case m.Refused() as refused:
+            raise Refusal(refused.code, refused.message)
+        case wanted():
+            return answer
+        case other:
+            raise Refusal("internal", f"host {host} answered {type(command).__name__} with {type(other).__name__}")
 
 
 def spec_of(book: Book, deployment: DeploymentId, revision: int) -> Spec:
