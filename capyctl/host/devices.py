@@ -20,7 +20,7 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, Millis, ProcessIdentity
 from capyctl.host.cards import Card, CardReader, Nvml
 from capyctl.host.identity import PROC, Presence, presence
-from capyctl.host.memory import CGROUPS, Seen, read_memory, resident_bytes
+from capyctl.host.memory import CGROUPS, Seen, available_beside, read_memory, resident_bytes
 from capyctl.host.policy import SYSTEM, UNIFIED, places
 from capyctl.ledger.types import DomainKind, HostPolicy, Observation
 
@@ -148,15 +148,14 @@ class Observer:
         await self.look()
         return await self.sample(owners)
 
-    async def held(self, processes: tuple[ProcessIdentity, ...], *, anew: bool = True) -> Held:
-        """What these processes hold of each domain. `anew`: by a look at the cards that begins now, else by the last.
+    async def held(self, processes: tuple[ProcessIdentity, ...]) -> Held:
+        """What these processes hold of each domain, by a look at the cards that begins now.
 
         The evidence of a park (P-RESID) and the measurement of a start's peak.
         """
         began = now_ms()
-        if anew:
-            await self.look()
-        return await trio.to_thread.run_sync(self._held, processes, began if anew else None, limiter=SAMPLE_LIMITER)
+        await self.look()
+        return await trio.to_thread.run_sync(self._held, processes, began, limiter=SAMPLE_LIMITER)
 
     @property
     def ram(self) -> Domain:
@@ -168,10 +167,18 @@ class Observer:
         """Whether a GPU without memory of its own uses the machine's RAM, which no process shows then."""
         return self._ram in self._places.values()
 
-    async def available(self) -> Bytes:
-        """What the machine has available of its RAM now."""
-        seen = await trio.to_thread.run_sync(read_memory, self.proc, self.cgroups, limiter=SAMPLE_LIMITER)
-        return seen.available_bytes
+    async def available_beside(self, processes: tuple[ProcessIdentity, ...]) -> Bytes:
+        """What the RAM would have available if nobody but these processes held any of it, by the last look at a GPU.
+
+        The kernel says what others hold of it, the driver what they hold through a GPU without memory of its own.
+        """
+        return await trio.to_thread.run_sync(self._available_beside, processes, limiter=SAMPLE_LIMITER)
+
+    def _available_beside(self, processes: tuple[ProcessIdentity, ...]) -> Bytes:
+        mine = {process.pid for process in processes}
+        rows = [row for domain, card in self._observed() if domain == self._ram for row in card.held or ()]
+        others = sum(amount or 0 for pid, amount in rows if pid not in mine)
+        return Bytes(available_beside(resident_bytes(processes, self.proc), self.proc) + others)
 
     def _sample(self, owners: dict[str, tuple[ProcessIdentity, ...]]) -> dict[Domain, Observation]:
         seen_at = now_ms()
@@ -199,12 +206,12 @@ class Observer:
         )
         return domains
 
-    def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis | None) -> Held:
+    def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis) -> Held:
         sampled_at = now_ms()
         held: dict[Domain, Bytes] = {}
         if not self.shared:
             held[self._ram] = resident_bytes(processes, self.proc)
-        if since_ms is None or self._cards.asked_at_ms >= since_ms:
+        if self._cards.asked_at_ms >= since_ms:
             for domain, card in self._observed():
                 amount = self._on_card(card, processes)
                 if amount is not None:

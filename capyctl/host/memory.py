@@ -55,6 +55,18 @@ def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Seen:
     return Seen(capacity_bytes=Bytes(capacity), available_bytes=Bytes(available), source=source)
 
 
+def available_beside(own_bytes: Bytes, proc: Path = PROC) -> Bytes:
+    """What the machine would have available if, of all processes, only those that hold `own_bytes` held memory.
+
+    What others hold (anonymous and shared memory, by the kernel's own sum) is added to what is available now, so
+    that their coming and going changes nothing here. Control groups are left aside: they bound, they do not count
+    what a GPU takes of the machine's memory.
+    """
+    info = _meminfo(proc)
+    others = max(0, info["AnonPages"] + info["Shmem"] - own_bytes)
+    return Bytes(info["MemAvailable"] + others)
+
+
 def _meminfo(proc: Path) -> dict[str, int]:
     rows = (line.split() for line in (proc / "meminfo").read_text("ascii").splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) >= 2}

@@ -1,10 +1,11 @@
 """The most that an engine's start held, by domain: what the next start of the same is charged while it loads.
 
 Where an engine's processes say what they hold (a card lists them, RAM is in /proc) they are summed. A GPU without
-memory of its own is not in /proc, so there the peak is the largest drop of what the machine had available, which is
-right only while nobody else starts, ends, parks or wakes. Kernels that are compiled at a first start take memory that
-no later start takes, so what was seen beside a compiler in the engine's group is left out: a build reaches from the
-last look that found no compiler to the next one that finds none.
+memory of its own is not in /proc, so there the peak is the largest drop of what the machine had available. What other
+programs are seen to take or give back meanwhile is no part of it; what other engines of this host do cannot be told
+apart that well, so such a drop counts only while none of them starts, ends, parks or wakes. Kernels that are compiled
+at a first start take memory that no later start takes, so what was seen beside a compiler in the engine's group is
+left out: a build reaches from the last look that found no compiler to the next one that finds none.
 Source: memory 8.1; engines 13.4.
 """
 
@@ -33,8 +34,8 @@ BUILDS_MAX = 64
 """A start that builds more often than that is measured as nothing."""
 
 _COMPILERS = """
-nvcc cicc ptxas fatbinary cudafe++ nvlink nvc nvc++ hipcc ninja make cmake cc c++ gcc g++ cc1 cc1plus clang clang++
-rustc collect2 as ld ld.bfd ld.gold ld.lld lld
+nvcc cicc ptxas ptxas-blackwell tileiras fatbinary cudafe++ nvlink nvc nvc++ hipcc ninja make cmake cc c++ gcc g++ cc1
+cc1plus clang clang++ lto1 rustc collect2 as ld ld.bfd ld.gold ld.lld lld
 """
 COMPILERS: Final = frozenset(_COMPILERS.split())
 _VERSION: Final = re.compile(r"-\d+(\.\d+)*$")  # gcc-13, clang++-17
@@ -99,7 +100,7 @@ class StartWatch:
     observer: Observer
     custody: Custody
     others: Others
-    available_bytes: Bytes | None  # before the start, where a GPU shares the machine's memory
+    before_bytes: Bytes | None  # available before the start beside others, where a GPU shares the machine's memory
     proc: Path = PROC
     peak: Peak = attrs.field(factory=Peak)
     contended: bool = False
@@ -111,7 +112,7 @@ class StartWatch:
             observer=observer,
             custody=custody,
             others=_others(custody, None),
-            available_bytes=await observer.available() if observer.shared else None,
+            before_bytes=await _available(observer, ()) if observer.shared else None,
             contended=_any_moves(custody, None),
         )
 
@@ -129,7 +130,7 @@ class StartWatch:
         Returns: the peaks by domain, empty where this start cannot be told from what else happened.
         """
         await self._check(engine)
-        await self._sample(engine, engine.processes, anew=True)  # it may have been quicker than the looks at the cards
+        await self._sample(engine, engine.processes)  # it may have been quicker than the looks before
         await self._check(engine)
         if self.contended or _others(self.custody, engine) != self.others:
             return {}
@@ -142,13 +143,19 @@ class StartWatch:
         engine.group = group  # what its workers hold is not foreign while they load
         return group
 
-    async def _sample(self, engine: Engine, group: tuple[ProcessIdentity, ...], *, anew: bool = False) -> None:
+    async def _sample(self, engine: Engine, group: tuple[ProcessIdentity, ...]) -> None:
+        """By a look at the cards of its own: those that serve everybody come too seldom to see a peak."""
         self.contended = self.contended or _any_moves(self.custody, engine)
-        held = dict((await self.observer.held(group, anew=anew)).bytes)
-        if self.available_bytes is not None:
-            drop = self.available_bytes - await self.observer.available()
+        held = dict((await self.observer.held(group)).bytes)
+        if self.before_bytes is not None:
+            drop = self.before_bytes - await self.observer.available_beside(group)
             held[self.observer.ram] = max(Bytes(drop), held.get(self.observer.ram, Bytes(0)))
         self.peak.sampled(held)
+
+
+async def _available(observer: Observer, processes: tuple[ProcessIdentity, ...]) -> Bytes:
+    await observer.look()
+    return await observer.available_beside(processes)
 
 
 def look_at(engine: Engine, proc: Path = PROC) -> tuple[bool, tuple[ProcessIdentity, ...]]:

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from capyctl.fsm.types import Bytes, Domain
+from capyctl.fsm.types import Bytes, Domain, HostId, ProcessIdentity, Role
 from capyctl.host import peaks
+from capyctl.host.cards import Card
+from capyctl.host.devices import Observer
 from capyctl.host.identity import Stat
 from capyctl.host.journal import Memory
+from capyctl.host.memory import available_beside
 from capyctl.host.peaks import BUILDS_MAX, Peak, StartWatch, builds
+from capyctl.host.policy import host_policy
 
 GPU0, SYSTEM = Domain("gpu0"), Domain("system")
 
@@ -62,7 +66,15 @@ def test_domains_have_their_peaks_apart() -> None:
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("nvcc", True), ("cc1plus", True), ("gcc-13", True), ("clang++-17.1", True), ("ptxas", True), ("python3", False)],
+    [
+        ("nvcc", True),
+        ("cc1plus", True),
+        ("gcc-13", True),
+        ("clang++-17.1", True),
+        ("ptxas", True),
+        ("ptxas-blackwell", True),
+        ("python3", False),
+    ],
 )
 def test_compilers_are_known_by_the_name_of_their_program(tmp_path: Path, name: str, found: bool) -> None:
     (tmp_path / "7").mkdir()
@@ -102,10 +114,13 @@ class Machine:
         self.shared, self.ram = shared, Domain("unified")
         self.held_bytes, self.free = Bytes(1), Bytes(100)
 
-    async def available(self) -> Bytes:
+    async def look(self) -> None:
+        """Its figures are always of now."""
+
+    async def available_beside(self, processes: object) -> Bytes:
         return self.free
 
-    async def held(self, processes: object, *, anew: bool) -> Any:
+    async def held(self, processes: object) -> Any:
         return SimpleNamespace(bytes={self.ram: self.held_bytes})
 
 
@@ -129,6 +144,38 @@ async def watched(*others: Any, machine: Machine | None = None, then: Any = None
     if then is not None:
         then(custody)
     return await watch.close(mine)
+
+
+def in_gib(proc: Path, **rows: int) -> Path:
+    """A machine's memory, as the kernel sums it."""
+    proc.mkdir(exist_ok=True)
+    (proc / "meminfo").write_text("".join(f"{name}: {gib << 20} kB\n" for name, gib in rows.items()))
+    return proc
+
+
+def test_what_other_programs_take_or_give_back_is_no_part_of_a_drop(tmp_path: Path) -> None:
+    """An engine that takes 3 GiB, 2 of them in a process, beside a program that goes from 4 GiB to 12, or to none."""
+    gib = 1 << 30
+    before = available_beside(Bytes(0), in_gib(tmp_path, MemAvailable=40, AnonPages=3, Shmem=1))
+    for theirs in (4, 12, 0):
+        left = in_gib(tmp_path, MemAvailable=44 - theirs - 3, AnonPages=theirs + 2, Shmem=0)
+        assert before - available_beside(Bytes(2 * gib), left) == 3 * gib
+
+
+async def test_what_others_hold_through_a_gpu_that_shares_the_memory_is_no_part_of_it_either(tmp_path: Path) -> None:
+    class Reader:
+        rows: tuple[tuple[int, int | None], ...] = ((7, 5 << 30), (8, None))
+
+        def read(self) -> tuple[Card, ...]:
+            return (Card(index=0, uuid="GPU-a", held=self.rows),)
+
+    proc = in_gib(tmp_path, MemTotal=64, MemAvailable=40, AnonPages=0, Shmem=0)
+    observer = Observer(reader=Reader(), proc=proc, cgroups=tmp_path)
+    memory, cards = await observer.discover()
+    observer.adopt(host_policy(HostId("h"), "here", memory, cards))
+    assert await observer.available_beside(()) == 45 << 30
+    mine = ProcessIdentity(pid=7, boot_id="b", start_ticks=1, role=Role.API)
+    assert await observer.available_beside((mine,)) == 40 << 30
 
 
 async def test_whoever_lives_in_its_group_while_it_loads_holds_its_memory() -> None:
