@@ -165,18 +165,29 @@ def format_size(amount: int) -> str:
 
 
 def gib(amount: int) -> str:
-    """Bytes for people, one decimal: `28.5 GiB`. Small amounts keep a digit that says something: `0.1 GiB`."""
+    """Bytes for people, one decimal: `28.5 GiB`. What would read as 0.0 GiB is shown in MiB, KiB or bytes instead."""
     tenths = (amount * 10 + (1 << 29)) // (1 << 30)
-    if tenths == 0 and amount > 0:
-        return f"{-(-amount // (1 << 20))} MiB"
-    return f"{tenths // 10}.{tenths % 10} GiB"
+    if tenths or not amount:
+        return f"{tenths // 10}.{tenths % 10} GiB"
+    unit = next(word for word in ("MiB", "KiB", "B") if amount >= _BYTES[word])
+    whole, rest = divmod(amount, _BYTES[unit])
+    return f"{whole} {unit}" if not rest else f"{amount / _BYTES[unit]:.1f} {unit}"
 
 
 def larger(needed: int, there: int) -> tuple[str, str]:
-    """Two amounts for people, the first of them larger; in MiB where both would read as the same figure."""
-    if gib(needed) != gib(there):
+    """Two amounts for people, the first of them larger; in MiB, or in bytes, where both would read the same."""
+    if _read(gib(needed)) > _read(gib(there)):
         return gib(needed), gib(there)
-    return f"{-(-needed // (1 << 20))} MiB", f"{there // (1 << 20)} MiB"
+    mib = _BYTES["MiB"]
+    if needed % mib == there % mib == 0:
+        return f"{needed // mib} MiB", f"{there // mib} MiB"
+    return f"{needed} B", f"{there} B"
+
+
+def _read(text: str) -> float:
+    """What a reader takes an amount for."""
+    number, unit = text.split()
+    return float(number) * _BYTES[unit]
 
 
 def seconds(ms: int) -> str:

@@ -86,9 +86,8 @@ def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Ma
     # Layers that are kept off the card are in RAM: there the sums cannot be told apart.
     whole = per_token is not None or not machine.card
     held = ready.on(machine.domain) if whole else sum(ready.bytes.values())
-    words = f"the ready phase of resources, {gib(held)}"
-    if machine.context_bytes:
-        words += f" with {gib(machine.context_bytes)} of it for the GPU's context"
+    for_context = f", {gib(machine.context_bytes)} of it for the GPU's context" if machine.context_bytes else ""
+    words = f"the ready phase of resources ({gib(held)}{for_context})"
     budget = _within(held - machine.context_bytes, words, document, machine, weights, phases=True)
     context, reason = _fit(facts, declared, slots, per_token, budget, why)
     return Needs(
@@ -126,14 +125,14 @@ def _within(
     if asked is not None and asked.bytes > left:
         raise Refusal(
             "checkpoint_unusable",
-            f"engine_config.memory.kv_cache of {gib(asked.bytes)} does not fit into {words}, beside {beside}. "
+            f"engine_config.memory.kv_cache of {gib(asked.bytes)} does not fit into {words} beside {beside}. "
             "Lower it, or raise the other",
             details=details,
         )
     if left <= 0:
         raise Refusal(
             "checkpoint_unusable",
-            f"{words}, leaves no KV cache beside {beside}. Raise it, or choose a smaller model",
+            f"{words} leaves no KV cache beside {beside}. Raise it, or choose a smaller model",
             details=details,
         )
     return asked.bytes if asked is not None else left

@@ -88,7 +88,7 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine, fami
     weights = rank_weights(facts, document, family)
     state = hybrid_state.state_of(facts, document, family)
     if memory.request is not None:
-        stated = _Sum(bytes=memory.request.bytes, words=f"engine_config.memory.request of {memory.request}")
+        stated = _Sum(bytes=memory.request.bytes, words=f"engine_config.memory.request of {gib(memory.request.bytes)}")
         cache, running = _within(stated, facts, document, machine, family, state, weights)
         request = stated.bytes
     else:
@@ -136,9 +136,8 @@ def beside_resources(
     held = int(ready.on(domain))
     budget = held - machine.context_bytes
     if family in ("vllm", "sglang"):
-        words = f"the ready phase of resources, {gib(held)} on {domain}"
-        if machine.context_bytes:
-            words += f" with {gib(machine.context_bytes)} of it for the GPU's context"
+        for_context = f", {gib(machine.context_bytes)} of it for the GPU's context" if machine.context_bytes else ""
+        words = f"the ready phase of resources ({gib(held)} on {domain}{for_context})"
         stated = _Sum(bytes=budget, words=words, phases=True)
         cache, running = _within(stated, facts, document, machine, family, state, weights)
     else:
@@ -225,14 +224,14 @@ def _within(
     if asked is not None and asked > left:
         raise Refusal(
             "checkpoint_unusable",
-            f"engine_config.memory.kv_cache of {gib(asked)} does not fit into {stated.words}, beside "
+            f"engine_config.memory.kv_cache of {gib(asked)} does not fit into {stated.words} beside "
             f"{gib(weights)} of weights{_and(overhead)}. Lower it, or raise the other",
             details=details,
         )
     if left <= 0:
         raise Refusal(
             "checkpoint_unusable",
-            f"{stated.words}, leaves no KV cache beside {gib(weights)} of weights{_and(overhead)}. "
+            f"{stated.words} leaves no KV cache beside {gib(weights)} of weights{_and(overhead)}. "
             "Raise it, or state engine_config.memory.kv_cache",
             details=details,
         )

@@ -111,12 +111,41 @@ def test_limits_are_a_size_a_percentage_or_a_word() -> None:
 def test_amounts_for_people() -> None:
     assert [gib(amount) for amount in (0, 1, 1 << 29, 30601641984, 3 << 40)] == [
         "0.0 GiB",
-        "1 MiB",
+        "1 B",
         "0.5 GiB",
         "28.5 GiB",
         "3072.0 GiB",
     ]
+    assert [gib(amount) for amount in (1023, 1024, 1536, (1 << 20) - 1, 3 << 19, 1 << 25)] == [
+        "1023 B",
+        "1 KiB",
+        "1.5 KiB",
+        "1024.0 KiB",
+        "1.5 MiB",
+        "32 MiB",
+    ]
     assert [seconds(ms) for ms in (0, 1, 130_000)] == ["0s", "1s", "130s"]
+
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@quick
+@given(st.integers(1, 2**63 - 1) | st.integers(1, 1 << 31))
+def test_what_is_shown_of_an_amount_is_no_lie(amount: int) -> None:
+    number, unit = gib(amount).split()
+    assert abs(float(number) * _UNITS[unit] - amount) <= max(0.051 * _UNITS[unit], amount * 1e-9)
+    assert float(number) > 0
+
+
+@quick
+@given(st.integers(0, 2**63 - 2), st.integers(1, 1 << 40))
+def test_of_two_amounts_the_larger_one_is_shown_as_larger(there: int, more: int) -> None:
+    needed, left = (
+        float(text.split()[0]) * _UNITS[text.split()[1]] if " B" not in text else int(text.split()[0])
+        for text in larger(there + more, there)
+    )
+    assert needed > left
 
 
 # ---------------------------------------------------------------- reading text
