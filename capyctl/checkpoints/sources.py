@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
@@ -25,6 +27,9 @@ SOURCES: Final = "sources"
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".joblib", ".npy", ".npz")
 """Weights that run code when they are read, or that no engine here reads: never asked for."""
 _BESIDE: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".jsonl")
+FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+"""What a lone file may be called."""
+_WORD_MAX: Final = 150  # with a hash, what shortens it and a dash below the 255 bytes of a file system
 _REPEATED: Final = "consolidated"  # some makers publish the same weights a second time under this name
 
 
@@ -62,10 +67,30 @@ def wanted_of(document: Deployment, family: str) -> Wanted:
 
 
 def place_of(source: HuggingFace | Http, wanted: Wanted) -> str:
-    """Where it lies, relative to the download directory."""
+    """Where it lies, relative to the download directory.
+
+    A file behind a URL lies by its name as well: engines go by it, so another name is another model directory. Of a
+    URL that is a secret the name is not known here; its place is the secret's.
+    """
     if isinstance(source, Http):
-        return f"{SOURCES}/http/{source.sha256}"
+        return f"{SOURCES}/http/{_http_word(source)}-{source.sha256}"
     return f"{SOURCES}/huggingface/{source.repo}/{source.revision}/{wanted.word}"
+
+
+def file_name(url: str) -> str:
+    """What the file behind a URL is called, as the URL says it. FILE_NAME says whether that may be used."""
+    return urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
+
+
+def _http_word(source: Http) -> str:
+    """The legible part of a lone file's place: other names have other ones."""
+    if source.url is None:
+        return f"_{str(source.url_ref).removeprefix('secret://')}"
+    name = file_name(source.url)
+    if FILE_NAME.fullmatch(name) and len(name) <= _WORD_MAX:
+        return name
+    told_apart = hashlib.sha256(name.encode()).hexdigest()[:24]
+    return f"{name[:_WORD_MAX]}-{told_apart}" if FILE_NAME.fullmatch(name) else f"_-{told_apart}"
 
 
 def fetched(document: Deployment, family: str) -> tuple[tuple[HuggingFace | Http, Wanted], ...]:

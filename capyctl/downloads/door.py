@@ -105,11 +105,16 @@ class _Connection(http.client.HTTPConnection):
                 sock.settimeout(self._door.wait_s)
                 self._line.take(sock)
                 sock.connect(address)
-                self.sock = self._door.tls().wrap_socket(sock, server_hostname=self.host) if self._tls else sock
-                self._line.take(self.sock)
+                if self._tls:
+                    # Taken before the handshake, which can be cut as well then: wrapping empties the plain socket.
+                    sock = self._door.tls().wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+                    self._line.take(sock)
+                    sock.do_handshake()
+                self.sock = sock
                 return
             except OSError as error:
                 sock.close()
+                self._line.check()  # cut: the next address would be another wait
                 wrong = error
                 if isinstance(error, ssl.SSLCertVerificationError):
                     break
@@ -132,8 +137,9 @@ class Answer:
 
     @property
     def length(self) -> int | None:
-        """How many bytes the body is said to have."""
-        stated = self.headers.get("Content-Length", "")
+        """How many bytes the body is said to have. None also where that is said twice, in two ways."""
+        said = set(self.headers.get_all("Content-Length") or ())
+        stated = said.pop() if len(said) == 1 else ""
         return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 19 else None
 
     def read(self, most: int) -> bytes:
@@ -178,23 +184,30 @@ class Door:
         return self.trusted
 
     def open(
-        self, url: str, line: Line, *, token: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        line: Line,
+        *,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        called: str | None = None,
     ) -> Answer:
         """Ask for a URL with GET and follow where it leads, at most five times.
 
         Args:
           token: sent to the URL's own origin alone.
+          called: what a URL that is a secret is called in messages, and what it redirects to.
         Returns: a 200 or 206, or the 416 of a range that is not there.
         Raises: Refusal `unauthorized`, `not_found`, `not_materializable`; Interrupted; Stopped.
         """
-        origin = _parts(url, "the source")
+        origin = _parts(url, called or "the source")
         self.reach.check_named(origin.hostname or "")
         parts, asked = origin, dict(headers or {})
         for _ in range(REDIRECTS_MAX + 1):
             secret = token if _origin(parts) == _origin(origin) else None
             if secret is None:
                 token = None  # a way back through another host does not get it either
-            answer = self._ask(parts, line, asked, secret)
+            answer = self._ask(parts, line, asked, secret, called or shown_url(urllib.parse.urlunsplit(parts)))
             if answer.status not in REDIRECTING:
                 return _good(answer, token_sent=secret is not None)
             with answer:
@@ -209,15 +222,14 @@ class Door:
                 raise Refusal("not_materializable", f"{answer.url} redirects to what is no URL") from None
             if origin.scheme == "https" and parts.scheme != "https":
                 raise Refusal("not_materializable", f"{answer.url} redirects to plain HTTP, which is not followed")
-        raise Refusal("not_materializable", f"{shown_url(url)} redirects more than {REDIRECTS_MAX} times")
+        raise Refusal("not_materializable", f"{called or shown_url(url)} redirects more than {REDIRECTS_MAX} times")
 
     def _ask(
-        self, parts: urllib.parse.SplitResult, line: Line, headers: Mapping[str, str], token: str | None
+        self, parts: urllib.parse.SplitResult, line: Line, headers: Mapping[str, str], token: str | None, where: str
     ) -> Answer:
-        self._check_scheme(parts)
+        self._check_scheme(parts, where)
         line.check_stopped()
         connection = _Connection(self, parts, line)
-        where = shown_url(urllib.parse.urlunsplit(parts))
         target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": f"capyctl/{__version__}", **headers}
         if token is not None:
@@ -231,10 +243,9 @@ class Door:
             raise
         return Answer(response.status, response.headers, where, response, connection, line)
 
-    def _check_scheme(self, parts: urllib.parse.SplitResult) -> None:
+    def _check_scheme(self, parts: urllib.parse.SplitResult, where: str) -> None:
         if parts.scheme == "http" and not self.reach.plain_http and not is_loopback_name(parts.hostname or ""):
-            url = shown_url(urllib.parse.urlunsplit(parts))
-            reason = f"{url} is plain HTTP, which host.model_sources.plain_http does not allow; use https"
+            reason = f"{where} is plain HTTP, which host.model_sources.plain_http does not allow; use https"
             raise Refusal("not_materializable", reason)
 
 
@@ -258,7 +269,7 @@ def _origin(parts: urllib.parse.SplitResult) -> tuple[str, str, int]:
 
 def _good(answer: Answer, *, token_sent: bool) -> Answer:
     if answer.status in (200, 206, 416):
-        encoding = answer.headers.get("Content-Encoding", "identity")
+        encoding = ", ".join(answer.headers.get_all("Content-Encoding") or ("identity",))
         if encoding.lower() == "identity":
             return answer
         answer.__exit__(None, None, None)
@@ -310,6 +321,7 @@ def _as_interrupted(where: str, line: Line) -> Iterator[None]:
 def _word(wrong: Exception) -> str:
     if isinstance(wrong, http.client.IncompleteRead):
         return "the connection ended early"
-    if isinstance(wrong, OSError) and wrong.strerror:
-        return wrong.strerror
-    return type(wrong).__name__ if isinstance(wrong, http.client.HTTPException) else str(wrong) or type(wrong).__name__
+    if isinstance(wrong, OSError):
+        return wrong.strerror or str(wrong) or type(wrong).__name__
+    # What a server sent instead of HTTP stays out of the line.
+    return "what it answered is no HTTP" if isinstance(wrong, http.client.BadStatusLine) else str(wrong)

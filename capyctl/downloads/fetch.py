@@ -23,7 +23,7 @@ from typing import Final
 import attrs
 
 from capyctl.checkpoints.digest import StatCache
-from capyctl.checkpoints.directory import ModelFile, check_root, list_files
+from capyctl.checkpoints.directory import ModelFile, check_root, file_at, list_files
 from capyctl.checkpoints.sources import SOURCES, Wanted, place_of
 from capyctl.documents.model_source import Http, HuggingFace
 from capyctl.downloads.door import Line
@@ -143,6 +143,33 @@ class Fetcher:
         """Where a source lies once it is complete."""
         return self.room.root / place_of(source, wanted)
 
+    def found(self, source: HuggingFace | Http, wanted: Wanted) -> Path | None:
+        """Where a source lies, if it is complete. Raises: Refusal `invalid_root` and others of `unwritten`."""
+        final = self.directory(source, wanted)
+        if not final.is_dir():
+            return None
+        if isinstance(source, Http) and source.url_ref is not None:
+            try:
+                self._rename(final, source)
+            except OSError as wrong:
+                raise unwritten(final, wrong) from None
+        return final
+
+    def _rename(self, final: Path, source: Http) -> None:
+        """A URL that is a secret may say another name by now, and engines go by names: the file is called that."""
+        try:
+            name = self.asking.name_of(source)
+        except Refusal:
+            return  # what is there needs no address
+        files = list_files(final, self.room.root).files
+        if len(files) != 1 or files[0].path == name:
+            return
+        sha256 = None if self.cache is None else self.cache.get(files[0])
+        os.rename(final / files[0].path, final / name)
+        sync(final)
+        if self.cache is not None and sha256 is not None:
+            self.cache.put({file_at(final / name): sha256})
+
     def fetch(self, source: HuggingFace | Http, wanted: Wanted, progress: Progress, line: Line) -> Path:
         """Have a source complete in its directory, from wherever an earlier fetch got to.
 
@@ -152,11 +179,13 @@ class Fetcher:
         """
         place = place_of(source, wanted)
         final = self.room.root / place
-        if final.is_dir():
-            _tidy(parts_of(self.room.root, place))
-            return final
-        self._check_allowed(source)
+        there = self.found(source, wanted) is not None
+        if not there:
+            self._check_allowed(source)
         try:
+            if there:
+                _tidy(parts_of(self.room.root, place))
+                return final
             self.room.root.mkdir(parents=True, exist_ok=True)
             check_root(
                 Path(os.path.realpath(self.room.root))

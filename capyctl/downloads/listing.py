@@ -10,24 +10,22 @@ from __future__ import annotations
 import contextvars
 import re
 import threading
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 import attrs
 
-from capyctl.checkpoints import sources
+from capyctl.checkpoints import bounded_json, sources
 from capyctl.documents.model_source import COMMIT, Http, HuggingFace, shown_url
 from capyctl.downloads.door import Door, Interrupted, Line, Stopped
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Refusal
 
-LISTING_MAX: Final = 64 << 20
+LISTING_MAX: Final = 16 << 20
 FILES_MAX: Final = 8192
 FILE_BYTES_MAX: Final = 1 << 50
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _line: contextvars.ContextVar[Line] = contextvars.ContextVar("line")
 _library_lock: Final = threading.Lock()
 _speaks_through: Final[list[tuple[Door, str]]] = []  # the library has one client per process
@@ -38,7 +36,7 @@ class RemoteFile:
     """One file to fetch. `path` is relative and safe. `called` is its URL as it may be printed.
 
     `sha256`, or for small files of a repository `git_blob`, is what it must hash to. `size_bytes` None: the server
-    says it when asked.
+    says it when asked. `secret`: no part of the URL is printed, nor of where it leads, but for hosts.
     """
 
     path: str
@@ -48,6 +46,7 @@ class RemoteFile:
     sha256: str | None = None
     git_blob: str | None = None
     token: str | None = attrs.field(default=None, repr=False)
+    secret: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +69,10 @@ class Asking:
         chosen = sources.choose(source.repo, list(found), wanted)
         return [attrs.evolve(found[name], token=token) for name in chosen]
 
+    def name_of(self, source: Http) -> str:
+        """What a lone file is to be called. Raises: Refusal as above."""
+        return self._one(source).path
+
     def _one(self, source: Http) -> RemoteFile:
         if source.archive is not None:
             raise Refusal("unsupported", "model.source.archive: archives are not unpacked; name one file")
@@ -78,10 +81,15 @@ class Asking:
         else:
             assert source.url_ref is not None
             url, called = self.tokens.url(source.url_ref), f"the URL of {source.url_ref}"
-        name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
-        if not _SAFE.fullmatch(name):
+        try:
+            name = sources.file_name(url)
+        except ValueError:
+            raise Refusal("not_materializable", f"{called}: it is no URL") from None
+        if not sources.FILE_NAME.fullmatch(name):
             raise Refusal("unsafe_file", f"{called}: its path does not end in a file's name, such as model.gguf")
-        return RemoteFile(path=name, url=url, called=called, size_bytes=None, sha256=source.sha256)
+        return RemoteFile(
+            path=name, url=url, called=called, size_bytes=None, sha256=source.sha256, secret=source.url is None
+        )
 
 
 def _siblings(
@@ -93,6 +101,8 @@ def _siblings(
     try:
         api = hub.HfApi(endpoint=endpoint, token=token or False, library_name="capyctl")
         info = api.model_info(source.repo, revision=source.revision, files_metadata=True)
+        if len(info.siblings or ()) > FILES_MAX:
+            raise Refusal("too_large", f"{source.repo} has more than {FILES_MAX} files")
         rows = [_file(hub, endpoint, source, row) for row in info.siblings or ()]
         commit = info.sha
     except (CapyError, Interrupted, Stopped):
@@ -108,9 +118,9 @@ def _siblings(
         raise Refusal(
             "not_materializable", f"{endpoint} answered for another commit of {source.repo} than was asked for"
         )
-    if len(rows) > FILES_MAX:
-        raise Refusal("too_large", f"{source.repo} has more than {FILES_MAX} files")
     found = {row.path: row for row in rows}
+    if len(found) != len(rows):
+        raise Refusal("unsafe_file", f"{source.repo} lists a file twice")
     for path in found:
         below = next((str(above) for above in PurePosixPath(path).parents if str(above) in found), None)
         if below is not None:
@@ -169,7 +179,13 @@ def _library(door: Door, endpoint: str) -> Any:
                 secret = request.headers.get("Authorization", "").removeprefix("Bearer ") or None
                 with door.open(str(request.url), _line.get(), token=secret) as answer:
                     body = answer.whole(LISTING_MAX)
-                    return httpx2.Response(answer.status, headers=list(answer.headers.items()), content=body)
+                    said = answer.headers.get("Content-Type", "application/json")
+                try:
+                    bounded_json.parse(body)  # the library would make objects of whatever it says
+                except bounded_json.WrongJson as wrong:
+                    raise Refusal("not_materializable", f"the answer of {answer.url} {wrong}") from None
+                # No other header is handed on: it could tell the library to unpack the body.
+                return httpx2.Response(answer.status, headers={"Content-Type": said}, content=body)
 
         # It would count its users, and look up once a day what it might be run by.
         constants.HF_HUB_DISABLE_TELEMETRY = True

@@ -29,7 +29,10 @@ SYNC_BYTES: Final = 256 << 20  # a kill costs what the system has not written; a
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _ETAG: Final = re.compile(r'"[\x21\x23-\x7e]{1,200}"', re.ASCII)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_CLOSED: Final = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTEMPTY),  # somebody moves things there
+)
 
 
 @attrs.define(eq=False)
@@ -58,13 +61,14 @@ def try_on(work: Callable[[], Any], done: Callable[[], int], line: Line, patienc
 
     Raises: Failure `unavailable`; what `work` raises.
     """
-    failed, before = 0, done()
+    failed, most = 0, done()
     while True:
         try:
             return work()
         except Interrupted as interrupted:
-            failed = 1 if done() - before >= PROGRESS_BYTES else failed + 1
-            before = done()
+            # Against the most there ever was: who starts over again and again makes no progress.
+            failed = 1 if done() - most >= PROGRESS_BYTES else failed + 1
+            most = max(most, done())
             if failed >= patience.attempts:
                 raise Failure("unavailable", f"{what}: {interrupted.why}. Try again later") from None
             line.stopped.wait(patience.pause(failed, interrupted.after_s))
@@ -108,7 +112,8 @@ class Part:
             if validator is not None:
                 headers["If-Range"] = validator
         self.progress.phase = "asking"
-        with self.door.open(self.remote.url, line, token=self.remote.token, headers=headers) as answer:
+        called = self.remote.called if self.remote.secret else None
+        with self.door.open(self.remote.url, line, token=self.remote.token, headers=headers, called=called) as answer:
             if answer.status == 416:
                 self._over()
                 raise Interrupted(f"{self.remote.called} has no bytes from {self._have} on")
@@ -179,6 +184,9 @@ class Part:
             if found is None or int(found[1]) != self._have or int(found[2]) + 1 != int(found[3]):
                 self._over()
                 raise Interrupted(f"{self.remote.called} answered with another range than was asked for")
+            if self._is_another(answer.headers.get("ETag", "")):
+                self._over()
+                raise Interrupted(f"{self.remote.called} is another file than the one that was begun")
             total = int(found[3])
             if length is not None and length != total - self._have:
                 raise Refusal("not_materializable", f"{self.remote.called} contradicts itself about how much it sends")
@@ -199,6 +207,11 @@ class Part:
             self._etag.write_text(etag, "ascii")
         else:
             self._etag.unlink(missing_ok=True)
+
+    def _is_another(self, etag: str) -> bool:
+        """Whether a server that was asked for the rest of a file, on a condition, sends the rest of another one."""
+        validator = self._validator() if self._have else None
+        return validator is not None and _ETAG.fullmatch(etag) is not None and etag != validator
 
     def _keep(self, answer: Answer, line: Line) -> None:
         """Write what comes behind what is there."""

@@ -67,9 +67,9 @@ class Downloads:
           hear: told how far it is, each half second.
         Raises: as `Fetcher.fetch`, without Stopped.
         """
-        final = self.fetcher.directory(source, wanted)
-        if await trio.to_thread.run_sync(final.is_dir):
-            return final
+        found = await trio.to_thread.run_sync(self.fetcher.found, source, wanted)
+        if found is not None:
+            return found
         place = place_of(source, wanted)
         while True:
             running = self._running.get(place)

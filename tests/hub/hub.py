@@ -37,6 +37,8 @@ class Fault:
     no_ranges: bool = False
     shift: int = 0
     etag: str | None = None
+    raw: bytes | None = None
+    endless: bytes = b""
 
 
 @attrs.frozen
@@ -165,6 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _send(self, content: bytes, fault: Fault, headers: Mapping[str, str] | None = None) -> None:
+        if fault.raw is not None:
+            self._raw(fault.raw, fault)
+            return
         sent = dict(headers or {})
         if fault.etag is not None:
             sent["ETag"] = fault.etag
@@ -194,6 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) if fault.length is None else fault.length))
         self.end_headers()
         self._body(bytes(body), fault)
+
+    def _raw(self, answer: bytes, fault: Fault) -> None:
+        self.wfile.write(answer)
+        while fault.endless:
+            self.wfile.write(fault.endless)
+            if self.hub.closing.wait(fault.pause_s):
+                return
 
     def _range(self, content: bytes, etag: str | None, fault: Fault) -> tuple[int, int]:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))

@@ -15,7 +15,7 @@ from capyctl.checkpoints.sources import Wanted, choose, fetched, place_of, place
 from capyctl.control import orders as o
 from capyctl.control import views
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.documents.model_source import HuggingFace, Local, shown_url
+from capyctl.documents.model_source import Http, HuggingFace, Local, shown_url
 from capyctl.documents.scalars import SecretRef, is_loopback_name
 from capyctl.downloads.reach import Reach, is_public
 from capyctl.downloads.tokens import Tokens
@@ -41,6 +41,24 @@ def test_the_place_of_a_download_follows_from_what_is_asked_for():
     named = wanted_of(document(engine="llamacpp", engine_config={"llamacpp": {"gguf_file": "q/a.gguf"}}), "llamacpp")
     places = {place_of(source, one) for one in (wanted, coded, named, GGUF, FILES, Wanted(kind="gguf", gguf_file="b"))}
     assert len(places) == 6, "another choice of files is another directory"
+
+
+def test_the_place_of_a_file_behind_a_url_is_its_content_and_its_name():
+    """Engines go by names: a corrected address must not find the file of the wrong one."""
+
+    def place(url: str, sha256: str = "a" * 64) -> str:
+        return place_of(Http(url=url, sha256=sha256), GGUF)
+
+    assert place("https://x.example/v1/m.gguf?key=1") == f"sources/http/m.gguf-{'a' * 64}"
+    assert place("https://x.example/v1/m.gguf") == place("https://mirror.example/m.gguf")
+    secret = place_of(Http(url_ref=SecretRef("secret://m.gguf"), sha256="a" * 64), GGUF)
+    names = ("m.gguf", "M.gguf", "m", "", "%2e%2e", "a%2fb", "a%00b", "-m.gguf", "%F0%9F%A6%AB.gguf", "_m.gguf")
+    long = ["x" * 150, "x" * 151, "x" * 199 + "y", "x" * 200, "x" * 3000]
+    places = [place(f"https://x.example/{name}") for name in (*names, *long)] + [secret, place("https://x/m", "b" * 64)]
+    assert len(set(places)) == len(places)
+    for one in places:
+        assert Path(one).parent == Path("sources/http")
+        assert one.isascii() and one.isprintable() and len(Path(one).name) <= 255  # noqa: PT018
 
 
 def test_every_source_of_a_placed_document_is_a_directory_of_its_host():

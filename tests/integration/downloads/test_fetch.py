@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import socket
@@ -174,7 +175,7 @@ def test_pickles_alone_are_no_model(here: Here, hub: Hub):
 
 def test_a_file_behind_a_url_is_fetched_by_its_hash(here: Here, hub: Hub):
     directory = here.fetch(http_source(hub))
-    assert directory == here.root / "sources/http" / sha256(WEIGHTS)
+    assert directory == here.root / f"sources/http/model.gguf-{sha256(WEIGHTS)}"
     assert (directory / "model.gguf").read_bytes() == WEIGHTS
 
 
@@ -189,6 +190,57 @@ def test_a_url_may_be_a_secret_in_an_owner_only_file(here: Here, hub: Hub):
     assert "chmod 600" in wrong.message
     secret.chmod(0o600)
     assert (here.fetch(source) / "model.gguf").read_bytes() == WEIGHTS
+
+
+def test_a_secret_address_that_was_corrected_gives_its_file_the_right_name_without_the_network(here: Here, hub: Hub):
+    secret = here.root / "secrets/mirror"
+    secret.parent.mkdir()
+    secret.touch(mode=0o600)
+    secret.write_text(str(http_source(hub, "weights").url))
+    source = Http(url_ref=SecretRef("secret://mirror"), sha256=sha256(WEIGHTS))
+    assert [path.name for path in here.fetch(source).iterdir()] == ["weights"]
+    hub.seen.clear()
+    secret.write_text(str(http_source(hub, "model.gguf").url))
+    directory = here.fetch(source)
+    assert [path.name for path in directory.iterdir()] == ["model.gguf"]
+    secret.unlink()
+    assert here.fetch(source) == directory, "what is there needs no address"
+    assert not hub.seen
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (Fault(status=404), "not_found"),
+        (Fault(status=403), "unauthorized"),
+        (Fault(flip=3), "checkpoint_mismatch"),
+        (Fault(no_length=True), "not_materializable"),
+        (Fault(redirect="../../../s3cret"), "not_found"),
+        (Fault(redirect="ftp://127.0.0.1/s3cret"), "not_materializable"),
+        (Fault(redirect="?s3cret"), "not_materializable"),
+        (Fault(raw=b"HTTP/1.1 200 s3cret\r\nContent-Encoding: br\r\n\r\n"), "not_materializable"),
+    ],
+)
+def test_an_address_that_is_a_secret_is_in_no_message(here: Here, hub: Hub, fault: Fault, code: str):
+    secret = here.root / "secrets/mirror"
+    secret.parent.mkdir()
+    secret.touch(mode=0o600)
+    secret.write_text(f"{hub.cdn}/files/{sha256(WEIGHTS)}/s3cret/m.gguf")
+    hub.faults["m.gguf"] = [fault] * 9
+    wrong = here.refused(Http(url_ref=SecretRef("secret://mirror"), sha256=sha256(WEIGHTS)))
+    assert (wrong.code, "secret://mirror" in wrong.message) == (code, True), wrong.message
+
+
+@pytest.mark.parametrize("text", ["http://[::", "no address", "https://x.example/a\nb/m.gguf", "file:///etc/m.gguf"])
+def test_a_secret_that_is_no_address_is_refused_by_its_name(here: Here, hub: Hub, text: str):
+    secret = here.root / "secrets/mirror"
+    secret.parent.mkdir()
+    secret.touch(mode=0o600)
+    secret.write_text(text)
+    wrong = here.refused(Http(url_ref=SecretRef("secret://mirror"), sha256=sha256(WEIGHTS)))
+    assert (wrong.code in ("not_materializable", "unsafe_file"), "secret://mirror" in wrong.message) == (True, True), (
+        wrong
+    )
 
 
 # --- going on -------------------------------------------------------------------------------------------------
@@ -240,6 +292,29 @@ def test_a_part_that_somebody_spoiled_ends_by_its_hash_and_the_next_time_is_clea
     assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_the_rest_of_another_file_is_not_glued_on_though_a_server_calls_it_the_rest(here: Here, hub: Hub):
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000, etag='"older"'), Fault(etag='"older"'), Fault()]
+    here.fetch()
+    hub.faults["model.safetensors"] = []
+    ranges = [one.headers.get("range") for one in hub.to("cdn")]
+    assert ranges == [None, "bytes=100000-"], "an ETag that holds lets it go on"
+    hub.repos["maker/other"] = {**FILES, "model.safetensors": os.urandom(300_000)}
+    begun = b'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 100000-299999/300000\r\nETag: "newer"\r\n\r\nxx'
+    hub.faults["model.safetensors"] = [Fault(cut_after=100_000, etag='"older"'), Fault(raw=begun)]
+    hub.seen.clear()
+    other = HuggingFace(repo="maker/other", revision=COMMIT)
+    assert (here.fetch(other) / "model.safetensors").read_bytes() == hub.repos["maker/other"]["model.safetensors"]
+    assert [one.headers.get("range") for one in hub.to("cdn")] == [None, "bytes=100000-", None]
+
+
+def test_a_server_that_lets_nobody_come_to_an_end_is_given_up(here: Here, hub: Hub):
+    """It sends much and little by turns, and never goes on from where it was: that is no progress."""
+    turns = [Fault(cut_after=cut, no_ranges=True) for cut in (200_000, 1000)] * 50
+    hub.faults["model.safetensors"] = list(turns)
+    assert here.refused().code == "unavailable"
+    assert len(hub.to("cdn")) < 8
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again(here: Here, hub: Hub, status: int):
     hub.faults["model.safetensors"] = [Fault(status=status, headers={"Retry-After": "0"})] * 2
@@ -250,6 +325,7 @@ def test_a_busy_server_is_asked_again(here: Here, hub: Hub, status: int):
 # --- what servers do ------------------------------------------------------------------------------------------
 
 PRIVATE = "http://10.1.2.3/model"
+OK, PARTIAL = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 206 Partial Content\r\n"
 CASES = {
     "a hash that is not the one": ([Fault(flip=7)], "checkpoint_mismatch", "the hash"),
     "a length that is not the one": ([Fault(length=12)], "not_materializable", "is 12 bytes, and 300000 are expected"),
@@ -275,6 +351,47 @@ CASES = {
     "a redirect to another scheme": ([Fault(redirect="file:///etc/shadow")], "not_materializable", "the scheme file"),
     "a redirect with a user": ([Fault(redirect="https://u:p@localhost/x")], "not_materializable", "without a user"),
     "a redirect to no URL": ([Fault(redirect="http://[::")], "not_materializable", "no URL"),
+    "a length that is said twice, in two ways": (
+        [Fault(raw=OK + b"Content-Length: 12\r\nContent-Length: 300000\r\n\r\n" + b"x" * 12)] * 3,
+        "unavailable",
+        "ended after 12 of 300000",
+    ),
+    "a length below zero": (
+        [Fault(raw=OK + b"Content-Length: -1\r\n\r\n" + b"x" * 300_001)],
+        "not_materializable",
+        "sends more than its 300000 bytes",
+    ),
+    "a body without an end": (
+        [Fault(raw=OK + b"\r\n", endless=b"x" * 65536)],
+        "not_materializable",
+        "sends more than its 300000 bytes",
+    ),
+    "a range that nobody asked for": (
+        [Fault(raw=PARTIAL + b"Content-Range: bytes 5-299999/300000\r\n\r\n")] * 3,
+        "unavailable",
+        "another range",
+    ),
+    "a range beside a length that is not its own": (
+        [Fault(raw=PARTIAL + b"Content-Range: bytes 0-299999/300000\r\nContent-Length: 7\r\n\r\n1234567")],
+        "not_materializable",
+        "contradicts itself",
+    ),
+    "headers without an end": (
+        [Fault(raw=OK, endless=b"X-Again: and again\r\n" * 200)] * 3,
+        "unavailable",
+        "more than 100 headers",
+    ),
+    "a header line without an end": (
+        [Fault(raw=OK + b"X: ", endless=b"x" * 65536)] * 3,
+        "unavailable",
+        "more than 65536 bytes",
+    ),
+    "what is no HTTP": ([Fault(raw=b"SSH-2.0-x\r\n")] * 3, "unavailable", "is no HTTP"),
+    "a second encoding behind a harmless one": (
+        [Fault(raw=OK + b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\n\r\n")],
+        "not_materializable",
+        "identity, gzip",
+    ),
     "something compressed": ([Fault(headers={"Content-Encoding": "gzip"})], "not_materializable", "gzip"),
 }
 
@@ -327,6 +444,22 @@ def test_a_url_without_a_stated_length_is_refused_since_nothing_could_be_set_asi
     assert (wrong.code, "how large" in wrong.message) == ("not_materializable", True)
 
 
+@pytest.mark.parametrize("said", [b"-1", b"", b"9" * 30, b"0x10", b"1\r\nContent-Length: 2"])
+def test_a_url_whose_length_means_nothing_is_refused(here: Here, hub: Hub, said: bytes):
+    hub.faults["model.gguf"] = [Fault(raw=OK + b"Content-Length: " + said + b"\r\n\r\nxx")]
+    wrong = here.refused(http_source(hub))
+    assert (wrong.code, "how large" in wrong.message) == ("not_materializable", True)
+    assert not here.left()
+
+
+def test_a_corrected_name_is_what_an_engine_finds_and_the_wrong_one_stays_with_who_asked_for_it(here: Here, hub: Hub):
+    wrong = here.fetch(http_source(hub, "model.bin-old"))
+    right = here.fetch(http_source(hub, "model.gguf"))
+    assert [path.name for path in right.iterdir()] == ["model.gguf"]
+    assert [path.name for path in wrong.iterdir()] == ["model.bin-old"]
+    assert (right / "model.gguf").read_bytes() == WEIGHTS
+
+
 def test_a_url_whose_content_is_another_is_refused(here: Here, hub: Hub):
     wrong = here.refused(http_source(hub, digest="0" * 64))
     assert wrong.code == "checkpoint_mismatch"
@@ -350,6 +483,46 @@ def test_archives_are_not_unpacked(here: Here, hub: Hub):
 def test_what_is_no_hub_is_said_so(here: Here, hub: Hub, listing: Any):
     hub.listing = listing
     assert here.refused().code == "not_materializable"
+
+
+@pytest.mark.parametrize(
+    ("listing", "code", "words"),
+    [
+        (b'{"siblings": [' + b"[]," * (1 << 21) + b"[]]}", "not_materializable", "more values"),
+        (b"[" * 100_000, "not_materializable", "nested too deeply"),
+        (
+            b'{"siblings": [' + b'{"rfilename":"a"},' * 9000 + b'{"rfilename":"b"}], "id": "x", "sha": "y"}',
+            "too_large",
+            "more than 8192 files",
+        ),
+        (b'{"sha": "a", "sha": "b"}', "not_materializable", "'sha' twice"),
+        (b"x" * (17 << 20), "too_large", "larger than 16 MiB"),
+    ],
+    ids=["values", "depth", "files", "twice", "bytes"],
+)
+def test_a_listing_that_would_fill_the_memory_is_refused(here: Here, hub: Hub, listing: bytes, code: str, words: str):
+    length = b"Content-Length: %d\r\n\r\n" % len(listing)
+    hub.faults[f"/revision/{COMMIT}"] = [Fault(raw=OK + length + listing)]
+    wrong = here.refused()
+    assert (wrong.code, words in wrong.message) == (code, True), wrong.message
+
+
+def test_a_listing_that_is_compressed_in_its_second_header_is_not_unpacked(here: Here, hub: Hub):
+    packed = gzip.compress(b" " * (32 << 20))
+    headers = b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    hub.faults[f"/revision/{COMMIT}"] = [Fault(raw=OK + headers + packed)]
+    assert "Content-Encoding identity, gzip" in here.refused().message
+
+
+def test_a_name_that_is_listed_twice_is_refused(here: Here, hub: Hub):
+    row = {"rfilename": "config.json", "size": 1, "blobId": blob(b"x")}
+    hub.listing = {**hub.siblings(REPO), "siblings": [*hub.siblings(REPO)["siblings"], row]}
+    assert here.refused().code == "unsafe_file"
+
+
+def test_names_that_differ_by_case_are_two_files(here: Here, hub: Hub):
+    hub.repos[REPO] = {**FILES, "Config.json": b"{}"}
+    assert {path.name for path in here.fetch().iterdir()} == {*NEEDED, "Config.json"}
 
 
 @pytest.mark.parametrize(

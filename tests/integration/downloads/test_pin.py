@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from capyctl.cli.deploy import read_document, settle
 from capyctl.documents.model_source import HuggingFace
 from capyctl.downloads.part import Patience
 from capyctl.downloads.pin import commit_of
-from capyctl.errors import CapyError
+from capyctl.errors import CapyError, Failure
 from tests.hub.hub import COMMIT, Fault, Hub, running
 
 REPO = "maker/tiny"
@@ -58,6 +60,32 @@ def test_a_hub_that_does_not_say_is_one_line(repo: str, token: str | None, fault
     with running({REPO: {"config.json": b"{}"}}, token=needs, faults=faults) as hub, pytest.raises(CapyError) as caught:
         pinned(hub, token=token, repo=repo)
     assert (caught.value.code, caught.value.message.startswith(f"{repo} cannot be pinned: ")) == (code, True)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(raw=b"", endless=b"HTTP/1.1 100 Continue\r\n\r\n", pause_s=0.01),
+        Fault(raw=b"HTTP/1.1 200 OK\r\nX-Slow: ", endless=b"x", pause_s=0.01),
+        Fault(raw=b"HTTP/1.1 200 OK\r\n\r\n", endless=b" ", pause_s=0.01),
+        Fault(raw=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", endless=b"X: y\r\n", pause_s=0.01),
+        Fault(status=503, headers={"Retry-After": "60"}),
+    ],
+    ids=["continue", "header", "body", "trailer", "later"],
+)
+def test_a_hub_that_never_comes_to_an_end_is_waited_for_for_so_long_and_no_longer(fault: Fault):
+    with running({REPO: {"config.json": b"{}"}}, faults={"/revision/main": [fault] * 3}) as hub:
+        began = time.monotonic()
+        with pytest.raises(Failure) as caught:
+            commit_of(REPO, None, endpoint=hub.endpoint, token=None, limit_s=0.3)
+        assert time.monotonic() - began < 5
+        assert (caught.value.code, "cannot be pinned in" in caught.value.message) == ("unavailable", True)
+        if fault.status is not None:
+            assert "answered 503" in caught.value.message
+        ends = time.monotonic() + 5
+        while any(thread.name == "pin" for thread in threading.enumerate()):
+            assert time.monotonic() < ends, "nothing goes on behind"
+            time.sleep(0.01)
 
 
 def test_a_document_is_pinned_by_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -46,6 +46,9 @@ class Slow:
     def directory(self, source: Http, wanted: Wanted) -> Path:
         return self.root / source.sha256
 
+    def found(self, source: Http, wanted: Wanted) -> Path | None:
+        return None
+
     def fetch(self, source: Http, wanted: Wanted, progress: Progress, line: Line) -> Path:
         self.begun.append(source.sha256)
         self.lines.append(line)
