@@ -3,30 +3,35 @@
 The cache is a budget in bytes on each rank; a token takes its bytes in every layer that keeps a cache there. What
 cannot be read of a model's shape falls back to a small context, with the reason.
 
-Source: memory 5.4, 6, 6.1.
+vLLM does not start when its cache cannot hold one request of the whole context, so a document that states more than
+that is refused; SGLang starts, and refuses the requests that are too long. Neither starts with more than it takes for
+the model at all (`longest_context`).
+
+Source: memory 5.4, 6, 6.1; the start checks of both engines.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import cache_shape, shares, vllm_blocks
-from capyctl.checkpoints.arguments import arguments, said
+from capyctl.checkpoints import cache_shape, longest_context, shares, token_bytes, vllm_blocks
 from capyctl.checkpoints.model_config import DTYPE_BYTES
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
-from capyctl.units import gib
+from capyctl.units import format_size, gib, larger
 
 BLOCK_TOKENS = 16
+WIDE_BLOCK_TOKENS = 128
+"""The longest block that an attention kernel of vLLM asks for by itself: on a processor, and for latent attention."""
+LEAST_BATCH_TOKENS = 2048
+"""What vLLM takes into one step at least, where nobody states `max_num_batched_tokens`."""
 FALLBACK_CONTEXT = 4096
+TITLES: Mapping[str, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_KEEPS_TOKENS = 7
 """SGLang refuses an input of its context less six tokens, or more."""
-_LATENT_BYTES: Mapping[str, int] = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""vLLM's own layouts of a latent cache: bytes of one token in one layer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,12 +43,22 @@ class Context:
     notes: Mapping[str, str] = attrs.field(factory=dict)
 
 
-def fit(facts: Mapping[str, Any], document: Deployment, cache: int, family: str, running: int) -> Context:
+def fit(
+    facts: Mapping[str, Any], document: Deployment, cache: int, family: str, running: int, *, gpu: bool = True
+) -> Context:
     """The context for `cache` bytes on each rank, with `running` requests at once.
 
-    Raises: Refusal `checkpoint_unusable` when the cache holds not one block.
+    Args:
+      gpu: whether the engine runs on one; the blocks of vLLM are longer without.
+    Raises: Refusal `checkpoint_unusable` when the cache holds not one block, or not the context that is stated and
+      the engine would not start; `invalid_config` for a context above the longest that the engine takes.
     """
-    held = _held(facts, document, cache, family, running)
+    declared = document.engine_config.context_length
+    if declared is not None:
+        _check_longest(facts, document, family, declared)
+    held = _held(facts, document, cache, family, running, gpu)
+    if declared is not None and family == "vllm":
+        _check_held(facts, document, cache, running, declared, held)
     context = _chosen(facts, document, cache, family, held)
     if family != "sglang":
         return context
@@ -59,37 +74,144 @@ class _Held:
     why: str | None = None
     exact: bool = True
     needs: int = 0
+    block: int = BLOCK_TOKENS
 
 
-def _held(facts: Mapping[str, Any], document: Deployment, cache: int, family: str, running: int) -> _Held:
-    per_token, why = kv_bytes_per_token(facts, document, family)
+def _held(facts: Mapping[str, Any], document: Deployment, cache: int, family: str, running: int, gpu: bool) -> _Held:
+    per_token, why = token_bytes.kv_bytes_per_token(facts, document, family)
     if per_token is None:
         return _Held(tokens=None, why=why)
     if family == "vllm" and facts.get("attention") == "hybrid":
-        hybrid = _hybrid(facts, document)
+        hybrid = token_bytes.hybrid_shape(facts, document, token_bytes.cache_dtype(facts, document))
         if hybrid is None:
             return _Held(tokens=None, why="its pages are shared with recurrent layers")
-        own = document.engine_config.vllm
         found = vllm_blocks.held(
             hybrid,
             cache,
             sequences=running,
-            block_size=own.block_size_tokens if own is not None else None,
-            draft_tokens=_draft_tokens(facts, document),
+            block_size=_stated_block(document),
+            draft_tokens=token_bytes.draft_tokens(facts, document),
         )
         return _Held(tokens=found.tokens, why=found.why)
-    tokens = fitted_tokens(cache, per_token, family)
+    wide = family == "vllm" and (not gpu or facts.get("attention") == "latent")
+    block = _stated_block(document) or (WIDE_BLOCK_TOKENS if wide else BLOCK_TOKENS)
+    tokens = fitted_tokens(cache, per_token, family, block)
     stated = document.engine_config.sglang.max_total_tokens if document.engine_config.sglang is not None else None
     if stated is not None:
         tokens = min(tokens, stated // BLOCK_TOKENS * BLOCK_TOKENS)
     # A window bounds what a long request keeps: its layers are counted as full ones, never too little.
     exact = facts.get("attention") != "sliding"
     blocks_kept = 2 if family == "vllm" else 1
-    return _Held(tokens=tokens, exact=exact, needs=blocks_kept * BLOCK_TOKENS * per_token)
+    return _Held(tokens=tokens, exact=exact, needs=blocks_kept * block * per_token, block=block)
+
+
+def _stated_block(document: Deployment) -> int | None:
+    own = document.engine_config.vllm
+    return own.block_size_tokens if own is not None else None
+
+
+def _check_longest(facts: Mapping[str, Any], document: Deployment, family: str, declared: int) -> None:
+    most = longest_context.longest(facts, document, family)
+    if most is None or declared <= most.tokens:
+        return
+    raise Refusal(
+        "invalid_config",
+        f"{document.name}: engine_config.context_length: {declared} is above the {most.tokens} tokens that "
+        f"{TITLES[family]} derives for {most.whose} from its config.json, and it does not start with more. Lower it, "
+        f"or state engine_config.env: {most.variable}: '1' if {most.whose} is good for more",
+        details={"context_tokens": declared, "longest_tokens": most.tokens},
+    )
+
+
+def _check_held(
+    facts: Mapping[str, Any], document: Deployment, cache: int, running: int, declared: int, held: _Held
+) -> None:
+    """Refuse what vLLM's own check would: not one request of that length has room.
+
+    What the check needs at least is counted, whatever is not known of the model.
+    """
+    least = _least_bytes(facts, document, declared)
+    if least is None or least <= cache:
+        return
+    sure = max(least, _planned_bytes(facts, document, running, declared, held))
+    needs, there = larger(sure, cache)
+    fits = f"; that holds {held.tokens} tokens" if held.tokens and held.exact else ""
+    lower = f"Lower it to {held.tokens}" if held.tokens and held.exact else "Lower it"
+    raise Refusal(
+        "checkpoint_unusable",
+        f"{document.name}: engine_config.context_length: {declared} tokens need {needs} of KV cache, and there is "
+        f"{there}{fits}. vLLM does not start with less. {lower}, or {_more(document, sure, cache)}",
+        details={"context_tokens": declared, "needs_bytes": sure, "budget_bytes": cache, "held_tokens": held.tokens},
+    )
+
+
+def _more(document: Deployment, needs: int, cache: int) -> str:
+    """What to raise for a larger cache, in the words of the field that bounds it now."""
+    memory, mib = document.engine_config.memory, 1 << 20
+    whole = -(-needs // mib) * mib
+    missing = format_size(-(-(needs - cache) // mib) * mib)
+    if memory.kv_cache is not None:
+        beside = " with the memory around it" if memory.request is not None or document.resources is not None else ""
+        return f"raise engine_config.memory.kv_cache to {format_size(whole)}{beside}"
+    if document.resources is not None:
+        return f"raise the phases of resources by {missing}"
+    if memory.request is not None:
+        return f"raise engine_config.memory.request by {missing}"
+    return f"state engine_config.memory.kv_cache: {format_size(whole)}"
+
+
+def _planned_bytes(facts: Mapping[str, Any], document: Deployment, running: int, tokens: int, held: _Held) -> int:
+    """What a context of that length is planned with: a cache of so much is large enough for certain."""
+    per_token, _ = token_bytes.kv_bytes_per_token(facts, document, "vllm")
+    if facts.get("attention") == "hybrid":
+        hybrid = token_bytes.hybrid_shape(facts, document, token_bytes.cache_dtype(facts, document))
+        if hybrid is None:
+            return 0
+        return vllm_blocks.needed_bytes(
+            hybrid,
+            tokens,
+            sequences=running,
+            block_size=_stated_block(document),
+            draft_tokens=token_bytes.draft_tokens(facts, document),
+        )
+    return (-(-tokens // held.block) + 1) * held.block * (per_token or 0)
+
+
+def _least_bytes(facts: Mapping[str, Any], document: Deployment, tokens: int) -> int | None:
+    """What vLLM's start check needs at the very least for one request of that length; None when nobody can say."""
+    per_token, _ = token_bytes.kv_bytes_per_token(facts, document, "vllm")
+    if per_token is None:
+        return None
+    dtype, groups = token_bytes.least_dtype(facts, document), cache_shape.cache_of(facts)
+    if facts.get("attention") == "hybrid":
+        hybrid = token_bytes.hybrid_shape(facts, document, dtype)
+        if hybrid is None:
+            return None
+        return vllm_blocks.least_bytes(
+            hybrid, tokens, block_size=_stated_block(document), draft_tokens=token_bytes.draft_tokens(facts, document)
+        )
+    block, topology = _stated_block(document) or BLOCK_TOKENS, document.topology
+    whole = -(-tokens // block) * block
+    if groups is None:
+        return whole * shares.cached_values(facts, topology) * DTYPE_BYTES.get(dtype, 2)
+    own = document.engine_config.vllm
+    batch = (own.max_num_batched_tokens if own is not None else None) or LEAST_BATCH_TOKENS
+    total = 0
+    for group in groups:
+        kept = whole if group.window is None else min(whole, group.window + min(batch, LEAST_BATCH_TOKENS))
+        total += group.layers * token_bytes.layer_bytes(group, dtype, topology.tensor_parallel) * kept
+    total = -(-total // topology.pipeline_parallel)  # the largest stage holds an even part at least
+    if any(group.window is not None for group in groups) or topology.pipeline_parallel > 1:
+        return total
+    drafted = token_bytes.draft_values(facts, document, "vllm") or 0
+    return total + block * total // whole + drafted * (token_bytes.draft_size(facts, document) or 1) * whole
 
 
 def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: str, held: _Held) -> Context:
-    declared, trained = document.engine_config.context_length, facts.get("context_trained")
+    declared, trained = document.engine_config.context_length, longest_context.trained(facts, family)
+    most = longest_context.longest(facts, document, family)
+    if most is not None and (trained is None or most.tokens < trained):
+        trained = most.tokens
     if declared is not None:
         if held.tokens is None or not held.exact or declared <= held.tokens:
             return Context(tokens=declared)
@@ -101,122 +223,19 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
     if held.tokens < BLOCK_TOKENS:
         raise Refusal(
             "checkpoint_unusable",
-            f"{gib(cache)} of KV cache holds no {BLOCK_TOKENS} tokens; {-(-held.needs // 1024)} KiB would. "
+            f"{gib(cache)} of KV cache holds no {held.block} tokens; {-(-held.needs // 1024)} KiB would. "
             "Raise engine_config.memory.kv_cache",
             details={"budget_bytes": cache, "needs_bytes": held.needs},
         )
     if trained is not None and trained <= held.tokens:
+        if most is not None and most.tokens == trained and most.whose != "the model":
+            return Context(tokens=trained, reason=f"the {trained} tokens that {most.whose} takes")
         return Context(tokens=trained, reason=f"the {trained} tokens that the model was trained on")
     counted = ", the draft model counted" if facts.get("draft") else ""
     return Context(tokens=held.tokens, reason=f"fitted to {gib(cache)} of KV cache{counted}")
 
 
-def fitted_tokens(cache: int, per_token: int, family: str) -> int:
+def fitted_tokens(cache: int, per_token: int, family: str, block: int = BLOCK_TOKENS) -> int:
     """Whole blocks of tokens that the cache holds; vLLM keeps one block for itself."""
-    blocks = cache // per_token // BLOCK_TOKENS - (1 if family == "vllm" else 0)
-    return max(blocks, 0) * BLOCK_TOKENS
-
-
-def kv_bytes_per_token(facts: Mapping[str, Any], document: Deployment, family: str) -> tuple[int | None, str | None]:
-    """Cache bytes of one token on one rank, a drafter's included; None and why when that is not known."""
-    unknown = "the cache per token cannot be derived: "
-    if facts.get("not_derivable"):
-        return None, f"{unknown}{facts['not_derivable']}"
-    dtype = cache_dtype(facts, document)
-    size = DTYPE_BYTES.get(dtype)
-    if size is None and (dtype not in _LATENT_BYTES or facts.get("attention") != "latent"):
-        return None, f"{unknown}the size of a {dtype} cache is not known"
-    own = _rank_bytes(facts, document, dtype)
-    if not own:
-        return None, f"{unknown}the model's shape is not known"
-    drafted = _draft_values(facts, document, family)
-    if drafted is None:
-        return None, f"{unknown}the draft model's shape is not known"
-    return own + drafted * max(size or 1, _draft_size(facts, document)), None
-
-
-def _rank_bytes(facts: Mapping[str, Any], document: Deployment, dtype: str) -> int:
-    """Bytes of one token in the layers of the largest stage, on one of its ranks; 0 when the shape is not known."""
-    topology = document.topology
-    groups = cache_shape.cache_of(facts)
-    if groups is None:
-        return shares.cached_values(facts, topology) * DTYPE_BYTES.get(dtype, 2)
-    left = shares.stage_layers(facts, topology)
-    total = 0
-    per_layer = [(_layer_bytes(group, dtype, topology.tensor_parallel), group.layers) for group in groups]
-    for amount, layers in sorted(per_layer, reverse=True):  # the stage may hold the layers that keep most
-        taken = layers if left is None else min(layers, left)
-        left = None if left is None else left - taken
-        total += amount * taken
-    return total
-
-
-def _layer_bytes(group: cache_shape.CacheLayers, dtype: str, ranks: int) -> int:
-    one = attrs.evolve(group, layers=1)
-    if dtype in _LATENT_BYTES:
-        return _LATENT_BYTES[dtype] + one.token_bytes(0, ranks)
-    return one.token_bytes(DTYPE_BYTES[dtype], ranks)
-
-
-def cache_dtype(facts: Mapping[str, Any], document: Deployment) -> str:
-    """The type of the cache: the document's, else the type that it loads the model in, else the checkpoint's."""
-    config = document.engine_config
-    words = (config.kv_cache_dtype, config.dtype, facts.get("dtype"))
-    return next((str(word) for word in words if word and word != "auto"), "bfloat16")
-
-
-def _draft_values(facts: Mapping[str, Any], document: Deployment, family: str) -> int | None:
-    """Cached values per token of the drafter, which every rank keeps whole; 0 without one, None when not known.
-
-    SGLang itself sizes one of EAGLE or STANDALONE by the target's layers, so the larger of the two is counted.
-    """
-    draft = facts.get("draft")
-    if not draft:
-        return 0
-    if draft.get("not_derivable") or not draft.get("cache_values"):
-        return None
-    own = int(draft["cache_values"])
-    if family != "sglang":
-        return own
-    algorithm = (said(arguments(facts, document), "--speculative-algorithm") or "").upper()
-    layers, of_target = facts.get("layers"), draft.get("layers")
-    if algorithm in ("DFLASH", "DSPARK") or not layers or not of_target:
-        return own
-    return max(own, -(-int(facts["cache_values"]) * int(of_target) // int(layers)))
-
-
-def _draft_size(facts: Mapping[str, Any], document: Deployment) -> int:
-    """Bytes of one cached value of the drafter where an option says so, else 0: it is as the target's."""
-    return DTYPE_BYTES.get(said(arguments(facts, document), "--speculative-draft-kv-cache-dtype") or "", 0)
-
-
-def _draft_tokens(facts: Mapping[str, Any], document: Deployment) -> int:
-    """What vLLM is asked to speculate at a time; 0 without speculation."""
-    try:
-        config = json.loads(said(arguments(facts, document), "--speculative-config") or "null")
-    except (ValueError, RecursionError):
-        return 0  # the option policy refuses what is no flat object
-    number = config.get("num_speculative_tokens") if isinstance(config, dict) else None
-    return number if type(number) is int and 0 < number < 1024 else 0
-
-
-def _hybrid(facts: Mapping[str, Any], document: Deployment) -> vllm_blocks.Hybrid | None:
-    """What vLLM's pool holds of a gated-delta-net hybrid; None for another one, or beside a drafter's own layers."""
-    groups, states = cache_shape.cache_of(facts), facts.get("states")
-    if not groups or not states or not facts.get("state_slot_values") or facts.get("draft"):
-        return None
-    if any(group.window is not None for group in groups):
-        return None
-    args, ranks = arguments(facts, document), document.topology.tensor_parallel
-    kernel = DTYPE_BYTES.get(document.engine_config.dtype or "", DTYPE_BYTES.get(str(facts.get("dtype")), 2))
-    recurrent = said(args, "--mamba-ssm-cache-dtype") or str(facts.get("state_dtype") or "float32")
-    convolution = int(states["convolution"]) * kernel * (1 + _draft_tokens(facts, document))
-    temporal = int(states["temporal"]) * DTYPE_BYTES.get(recurrent, 4)
-    dtype = cache_dtype(facts, document)
-    return vllm_blocks.Hybrid(
-        attention_layers=sum(group.layers for group in groups),
-        token_bytes=max(_layer_bytes(group, dtype, ranks) for group in groups),
-        state_layers=int(states["layers"]),
-        state_bytes=-(-(convolution + temporal) // ranks),
-        latent=any(group.attention is cache_shape.Attention.LATENT for group in groups),
-    )
+    blocks = cache // per_token // block - (1 if family == "vllm" else 0)
+    return max(blocks, 0) * block

@@ -62,7 +62,8 @@ def _named(family: str, args: Sequence[str]) -> str | None:
 def draft_facts(
     document: Deployment, family: str, args: Sequence[str], models_root: Path | None
 ) -> dict[str, Any] | None:
-    """`weight_bytes`, `cache_values`, `layers` and `not_derivable` of the drafter, or None when there is none.
+    """`weight_bytes`, `cache_values`, `layers`, `not_derivable` and, where it can be read, `context_limits` of the
+    drafter, or None when there is none.
 
     Raises: Refusal as `draft_directory`; `unsafe_file` as listing it says.
     """
@@ -81,7 +82,8 @@ def draft_facts(
             "layers": None,
             "not_derivable": f"the draft model cannot be read: {refusal.message}",
         }
-    return {name: facts[name] for name in ("weight_bytes", "cache_values", "layers", "not_derivable")}
+    names = ("weight_bytes", "cache_values", "layers", "not_derivable", "context_limits")
+    return {name: facts[name] for name in names}
 
 
 def _draft_file_facts(args: Sequence[str]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from capyctl.checkpoints.attention import Caches, caches, kv_heads
 from capyctl.checkpoints.cache_shape import recorded, token_bytes
 from capyctl.checkpoints.config_values import Block, block_of, count, dimension, tokens, word
 from capyctl.checkpoints.family_defaults import with_defaults
+from capyctl.checkpoints.longest_context import limits_of
 from capyctl.checkpoints.quantization import quantization_of
 from capyctl.checkpoints.recurrent import Recurrence
 
@@ -35,9 +36,9 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     """The shape of a model, JSON-able.
 
     Returns: `model_type`, `architectures`, `quantization` (the checkpoint's own, or None), `quantized_bits`,
-      `quantized_cache`, `dtype`, `context_trained`, `layers`, `mtp_layers` (heads for speculation inside the
-      checkpoint), `tied` (whether the output head is the embedding; None when it does not say), `hidden_size`,
-      `heads`, `kv_heads`, and what its layers keep:
+      `quantized_cache`, `dtype`, `context_trained`, `context_limits` (see `longest_context`), `layers`, `mtp_layers`
+      (heads for speculation inside the checkpoint), `tied` (whether the output head is the embedding; None when it
+      does not say), `hidden_size`, `heads`, `kv_heads`, and what its layers keep:
       `attention` (`full`, `sliding`, `latent`, `hybrid`, or None when it cannot be read), `cache` (groups of layers,
       see `cache_shape`), `cache_values` (cached values per token over all of them), `cache_fixed_bytes` (what each
       token costs beside them, whatever the type of a value), `states` (see `recurrent`), `state_slot_values`
@@ -58,6 +59,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
         "quantized_cache": packed.cache if packed is not None else None,
         "dtype": word(text, "dtype", "torch_dtype") or word(config, "dtype", "torch_dtype"),
         "context_trained": tokens(text, *_CONTEXT),
+        "context_limits": limits_of(text),
         "layers": layers,
         "mtp_layers": count(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"),
         "tied": _tied(config, text),

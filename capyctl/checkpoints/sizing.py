@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import cache_server, sizing_llamacpp, sizing_tensors
+from capyctl.checkpoints import cache_server, longest_context, sizing_llamacpp, sizing_tensors
 from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import Needs, check_fits, declared_phases, derived_phases
 from capyctl.checkpoints.time_limits import limits
@@ -47,9 +47,9 @@ def derive_plan(
       request_deadline_ms: the host's, for a document that states none; it bounds the derived time limits.
     Raises: Refusal `checkpoint_unusable` when the sums leave no cache, `no_safe_estimate` when memory cannot be
       derived and is not stated, `insufficient_resources` or `insufficient_device_memory` when it can never
-      fit this host, `invalid_config` for a context above the trained one, `missing_system_allocation`,
-      `multi_gpu_unsupported` for ranks of a family that runs on one device, `host_ineligible` for cards that the
-      host has not, `capability_missing:lmcache` for a required cache server.
+      fit this host, `invalid_config` for a context above the longest that its engine takes,
+      `missing_system_allocation`, `multi_gpu_unsupported` for ranks of a family that runs on one device,
+      `host_ineligible` for cards that the host has not, `capability_missing:lmcache` for a required cache server.
     """
     if document.topology.ranks > 1 and family not in SPLIT:
         raise Refusal("multi_gpu_unsupported", f"{document.name}: {family} runs on one device here; leave topology out")
@@ -132,7 +132,7 @@ def _shown(facts: Mapping[str, Any], machine: Machine, weights: int, needs: Need
         "architecture": str(facts.get("architecture") or next(iter(architectures), "")),
         "weight_bytes": str(weights),
         "margin_bytes": str(beside(machine, needs.weights)),
-        "context_trained": str(facts.get("context_trained") or "unknown"),
+        "context_trained": str(longest_context.trained(facts, family) or "unknown"),
         **needs.notes,
     }
     for name in ("model_type", "quantization", *PARSERS):

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import contexts, hybrid_state, shares
+from capyctl.checkpoints import contexts, hybrid_state, shares, token_bytes
 from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.hybrid_state import State
 from capyctl.checkpoints.machines import GIB, Machine
@@ -103,7 +103,7 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine, fami
             "invalid_config",
             f"engine_config.memory.startup: {gib(startup)} is less than the {gib(request)} it needs once it serves",
         )
-    context = contexts.fit(facts, document, cache, family, running)
+    context = contexts.fit(facts, document, cache, family, running, gpu=machine.has_gpu)
     notes = dict(context.notes)
     if state is not None and running < (document.engine_config.max_concurrent_requests or hybrid_state.RUNNING):
         notes["running_limited"] = f"Running limited to {running} requests by the state cache"
@@ -144,7 +144,7 @@ def beside_resources(
         # TensorFold is told its cap and nothing of a cache; what is left is what a warning may say of its context.
         cache = max(budget - weights - margin(machine, weights), 0)
         running = _slots(facts, document, family, state)
-    context = contexts.fit(facts, document, cache, family, running)
+    context = contexts.fit(facts, document, cache, family, running, gpu=machine.has_gpu)
     return Needs(
         request=held,
         startup=held,
@@ -309,7 +309,7 @@ def _pools(
     pools = {"weights": weights, "context": machine.context_bytes}
     if cache:
         pools["kv_cache"] = cache
-        per_token, _ = contexts.kv_bytes_per_token(facts, document, family)
+        per_token, _ = token_bytes.kv_bytes_per_token(facts, document, family)
         if per_token:
             pools["kv_tokens"] = _told_tokens(document, cache // per_token)
     if state is not None:

@@ -75,6 +75,21 @@ def held(shape: Hybrid, cache: int, *, sequences: int, block_size: int | None, d
     return Held(tokens=left * pool.block_tokens)
 
 
+def needed_bytes(shape: Hybrid, tokens: int, *, sequences: int, block_size: int | None, draft_tokens: int) -> int:
+    """The smallest cache that `held` says so many tokens of."""
+    pool = _pool(shape, block_size)
+    blocks = UNUSED_BLOCKS + pool.state_groups * (2 + 2 * (draft_tokens + 1))
+    blocks += pool.attention_groups * _ceil(tokens, pool.block_tokens)
+    return max(blocks, sequences * pool.state_groups + UNUSED_BLOCKS) * pool.block_bytes
+
+
+def least_bytes(shape: Hybrid, tokens: int, *, block_size: int | None, draft_tokens: int) -> int:
+    """What the engine's start check asks for at least: one request, without prefix caching, and the null block."""
+    pool = _pool(shape, block_size)
+    blocks = 1 + pool.state_groups * (1 + draft_tokens) + pool.attention_groups * _ceil(tokens, pool.block_tokens)
+    return blocks * pool.block_bytes
+
+
 def _pool(shape: Hybrid, block_size: int | None) -> _Pool:
     step = max(block_size or KERNEL_TOKENS, LATENT_KERNEL_TOKENS if shape.latent else KERNEL_TOKENS)
     block_tokens = max(1, _ceil(shape.state_bytes, step * shape.token_bytes)) * step

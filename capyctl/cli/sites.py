@@ -101,6 +101,7 @@ def _site(path: str, host: Host) -> Site:
         registry.fixed_args,
         family_of=lambda profile: registry.registered(profile).engine,
         parsers=registry.parsers,
+        profile_facts=registry.sizing_facts,
     )
 
     downloads = str(host.model_sources.path or models)

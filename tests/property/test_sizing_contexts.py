@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizing_values import GIB, MIB, alike, args, delta_net, deployment, host, layers_of, spark, tensors
 
-from capyctl.checkpoints import contexts, vllm_blocks
+from capyctl.checkpoints import token_bytes, vllm_blocks
 from capyctl.checkpoints.cache_shape import Attention
 from capyctl.checkpoints.hybrid_state import State, state_of
 from capyctl.checkpoints.sizing import derive_plan
@@ -29,7 +29,7 @@ def plan(facts: dict[str, Any], document: Deployment, policy: HostPolicy | None 
 
 
 def per_token(facts: dict[str, Any], document: Deployment) -> int | None:
-    return contexts.kv_bytes_per_token(facts, document, document.family)[0]
+    return token_bytes.kv_bytes_per_token(facts, document, document.family)[0]
 
 
 # --- bytes of one token ----------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_latent_cache_is_the_same_on_every_rank_and_has_layouts_of_its_own() -
     indexed = tensors(GIB, (attrs.evolve(latent[0], index=128),), attention="latent")
     assert per_token(indexed, deployment()) == 61 * (576 * 2 + 132)
     plain = tensors(GIB, (layers_of(8),))
-    assert contexts.kv_bytes_per_token(plain, deployment({"kv_cache_dtype": "fp8_ds_mla"}), "vllm") == (
+    assert token_bytes.kv_bytes_per_token(plain, deployment({"kv_cache_dtype": "fp8_ds_mla"}), "vllm") == (
         None,
         "the cache per token cannot be derived: the size of a fp8_ds_mla cache is not known",
     )
@@ -107,9 +107,10 @@ def test_a_lowered_number_of_tokens_lowers_the_context_and_never_the_charge() ->
 def test_only_shapes_that_are_known_exactly_warn_of_a_long_context() -> None:
     window = tensors(GIB, (layers_of(32, attention=Attention.SLIDING, window=1024),), attention="sliding")
     stated = CACHE | {"context_length": 100_000}
-    assert "context_warning" not in plan(window, deployment(stated)).facts
-    warned = plan(tensors(GIB, (layers_of(32),)), deployment(stated)).facts["context_warning"]
-    assert warned == "100000 tokens are more than the 8176 that 1.0 GiB of KV cache hold"
+    for engine in ("vllm", "sglang"):
+        assert "context_warning" not in plan(window, deployment(stated, engine)).facts
+    warned = plan(tensors(GIB, (layers_of(32),)), deployment(stated, "sglang")).facts["context_warning"]
+    assert warned == "100000 tokens are more than the 8192 that 1.0 GiB of KV cache hold"
 
 
 def test_a_cache_of_less_than_a_block_names_what_would_hold_one() -> None:

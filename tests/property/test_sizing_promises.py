@@ -23,7 +23,7 @@ from sizing_values import (
     spark,
 )
 
-from capyctl.checkpoints import contexts, kv_cache
+from capyctl.checkpoints import kv_cache, token_bytes
 from capyctl.checkpoints.shares import Tensors, share
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment, Topology, parse_deployment
@@ -76,7 +76,7 @@ def test_what_an_engine_is_told_fits_its_ready_charge_with_weights_and_context_b
         if document.family == "sglang":
             assert pools["static"] + context <= ready.on(name)
             assert pools["static"] >= min(pools["weights"] + told, ready.on(name) - context)
-    per_token, _ = contexts.kv_bytes_per_token(facts, document, document.family)
+    per_token, _ = token_bytes.kv_bytes_per_token(facts, document, document.family)
     assert ("kv_tokens" in pools) == (per_token is not None)
     if per_token is not None:
         assert pools["kv_tokens"] * per_token <= pools["kv_cache"]
@@ -229,7 +229,7 @@ def test_m18_and_m19_a_fitted_context_is_a_block_at_least_and_fits_its_cache(
         return
     assert made.context_tokens >= min(16, trained or 16)
     assert made.context_tokens <= (trained or made.context_tokens)
-    per_token, _ = contexts.kv_bytes_per_token(facts, document, document.family)
+    per_token, _ = token_bytes.kv_bytes_per_token(facts, document, document.family)
     if per_token is not None and "since" not in (made.context_reason or ""):
         assert made.context_tokens * per_token <= made.pools["kv_cache"]
 
@@ -265,7 +265,8 @@ def test_more_weights_are_never_charged_less(
 @many
 def test_a_longer_context_never_has_less_cache(facts: dict[str, Any], one: int, two: int, engine: str) -> None:
     short, long = (planned(facts, deployment({"context_length": n}, engine), spark()) for n in sorted((one, two)))
-    assert (short is None) == (long is None)
+    if short is None or engine == "sglang":  # vLLM is refused a context that its cache cannot hold
+        assert (short is None) == (long is None)
     if short is not None and long is not None:
         assert short.pools["kv_cache"] <= long.pools["kv_cache"]
 

@@ -194,7 +194,7 @@ def test_contexts_are_fitted_to_whole_blocks_of_the_cache() -> None:
     assert "the draft model counted" in (counted.context_reason or "")
     odd = plan(facts(4 * GIB, not_derivable="the model has recurrent layers"), deployment(kv), spark())
     assert (odd.context_tokens, "recurrent" in (odd.context_reason or "")) == (4096, True)
-    beyond = plan(facts(4 * GIB), deployment(kv | {"context_length": 20_000}), spark())
+    beyond = plan(facts(4 * GIB), deployment(kv | {"context_length": 20_000}, engine="sglang"), spark())
     assert (beyond.context_tokens, beyond.context_reason) == (20_000, None)
     assert "20000 tokens are more than" in beyond.facts["context_warning"]
     refused("checkpoint_unusable", facts(4 * GIB), deployment({"memory": {"kv_cache": "1MiB"}}), spark())
