@@ -786,6 +786,19 @@ def a_victim_whose_engine_dies_in_the_window_is_ended_not_parked() -> None:
     assert client.told == "ok"
 
 
+def a_victim_whose_end_gives_back_its_last_place_is_gone_before_its_traffic_counts() -> None:
+    here, a, client = a_switch(PLAIN)
+    lost = here.ask("a", answer_ms=25_000)
+    here.run(1_000)
+    here.exit(here.engines("a")[0])
+    reaches(here, a, ActivationPhase.FAILED)  # the proof that ends its run settles the place and leaves the window
+    (switch,) = here.world.book.switches.values()
+    assert switch.phase.value == "recheck"
+    assert not here.world.book.running_on.get(Lane(a, 0), 0)
+    is_told(here, client)
+    assert (lost.told, client.told) == ("engine_unreachable", "ok")
+
+
 def a_victim_that_becomes_unknown_in_the_window_ends_the_switch() -> None:
     here, a, client = a_switch(DEEP)
     here.faults.percent = {"order_lost": 100, "probe_mute": 100}
@@ -1180,6 +1193,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     a_victim_that_comes_back_elsewhere_stays_another_switchs_victim,
     a_victim_that_is_stopped_in_the_window_gives_way_by_that,
     a_victim_whose_engine_dies_in_the_window_is_ended_not_parked,
+    a_victim_whose_end_gives_back_its_last_place_is_gone_before_its_traffic_counts,
     a_victim_that_becomes_unknown_in_the_window_ends_the_switch,
     one_of_two_victims_is_stopped_by_its_operator_in_the_window,
     one_of_two_victims_dies_while_the_other_still_drains,
