@@ -116,7 +116,7 @@ def _check_longest(facts: Mapping[str, Any], document: Deployment, family: str, 
         return
     raise Refusal(
         "invalid_config",
-        f"{document.name}: engine_config.context_length: {declared} is above the {most.tokens} tokens that "
+        f"engine_config.context_length: {declared} is above the {most.tokens} tokens that "
         f"{TITLES[family]} derives for {most.whose} from its config.json, and it does not start with more. Lower it, "
         f"or state engine_config.env: {most.variable}: '1' if {most.whose} is good for more",
         details={"context_tokens": declared, "longest_tokens": most.tokens},
@@ -139,7 +139,7 @@ def _check_held(
     lower = f"Lower it to {held.tokens}" if held.tokens and held.exact else "Lower it"
     raise Refusal(
         "checkpoint_unusable",
-        f"{document.name}: engine_config.context_length: {declared} tokens need {needs} of KV cache, and there is "
+        f"engine_config.context_length: {declared} tokens need {needs} of KV cache, and there is "
         f"{there}{fits}. vLLM does not start with less. {lower}, or {_more(document, sure, cache)}",
         details={"context_tokens": declared, "needs_bytes": sure, "budget_bytes": cache, "held_tokens": held.tokens},
     )

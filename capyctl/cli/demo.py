@@ -28,7 +28,7 @@ from capyctl.cli import demo_parts, target
 from capyctl.cli.client import Management
 from capyctl.cli.demo_parts import Room
 from capyctl.cli.demo_screen import Moment, Screen, screen
-from capyctl.cli.output import note, say
+from capyctl.cli.output import first_line, note, say
 from capyctl.documents import places
 from capyctl.errors import CapyError, Failure
 
@@ -286,7 +286,7 @@ def _stream(running: Running, name: str, question: str, pieces: queue.SimpleQueu
                 continue  # empty lines, comments that keep the stream alive, and the end mark
             event = json.loads(data)
             if event.get("error"):
-                raise Failure("operation_failed", f"{name}: {event['error'].get('message')}")
+                raise Failure("operation_failed", f"{name}: {first_line(event['error'].get('message'))}")
             for choice in event.get("choices", ()):
                 text = choice.get("delta", {}).get("content")
                 if text:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from capyctl import ulid
 from capyctl.cli import progress, target
 from capyctl.cli.client import Management
-from capyctl.cli.output import PLAIN, Common, emit_json, memory, note, summary
+from capyctl.cli.output import PLAIN, Common, emit_json, first_line, memory, note, summary
 from capyctl.errors import Refusal
 from capyctl.units import Duration, parse_duration
 
@@ -202,11 +202,7 @@ def _simple(
 def stopped_instead(view: Mapping[str, Any]) -> list[str]:
     """Instances that a park ended, and why: a park that cannot give the memory back becomes a stop."""
     rows = view["operation"].get("instances") or ()
-    return [f"instance {row.get('index')}: {_first_line(row['reason'])}" for row in rows if row.get("reason")]
-
-
-def _first_line(text: Any) -> str:
-    return str(text).partition("\n")[0]
+    return [f"instance {row.get('index')}: {first_line(row['reason'])}" for row in rows if row.get("reason")]
 
 
 def stop(name: str, /, *, wait: Wait = False, request_id: RequestId = None, common: Common = PLAIN) -> None:

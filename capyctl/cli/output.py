@@ -132,6 +132,11 @@ def memory(domains: Mapping[str, Any]) -> str:
     return f"{main} (+{gib(ram)} RAM)" if ram else main
 
 
+def first_line(text: Any) -> str:
+    """A reason without the engine's last lines, which stand below it."""
+    return " ".join(str(text).partition("\n")[0].removesuffix(":").split())
+
+
 def print_error(error: CapyError, *, as_json: bool) -> None:
     """`error [code]: message` on stderr, or a JSON object with the same facts."""
     if as_json:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from capyctl.cli.client import Management, made
-from capyctl.cli.output import note
+from capyctl.cli.output import first_line, note
 from capyctl.errors import CapyError, Failure, Lost, Refusal
 
 POLL_FIRST_S: Final = 0.25
@@ -89,7 +89,7 @@ class Told:
             reason = None if self.measures else view.get("waiting")
         if reason and reason != self.reason:
             self.reason = str(reason)
-            note(f"Waiting: {' '.join(self.reason.split())}")
+            note(f"Waiting: {first_line(self.reason)}")
         if operation.get("waiting_code") in CAPACITY and not self.evict and not self.hinted:
             self.hinted = True
             note(MAKE_ROOM)
@@ -154,8 +154,8 @@ def wait_for(
                 )
             if told is not None and waited >= QUIET_S:
                 told.look(operation, change)
-            reason = operation.get("reason")
-            doing = f"{text} ({operation.get('action')} {operation.get('state')}{f': {reason}' if reason else ''})"
+            reason = f": {first_line(operation['reason'])}" if operation.get("reason") else ""
+            doing = f"{text} ({operation.get('action')} {operation.get('state')}{reason})"
             change((told.measured if told is not None else "") or doing)
             time.sleep(min(pause, limit_s - waited))
     raise AssertionError("pauses never end")
@@ -320,10 +320,13 @@ def check_succeeded(operation: dict[str, Any], name: str) -> None:
     if operation.get("state") == "succeeded":
         return
     if operation.get("state") == "uncertain":
-        reason = operation.get("reason") or "what happened to its engine is not known yet"
-        raise Lost("unreconciled", f"{name}: {reason}; `capyctl status deployment {name}` follows it")
+        reason = str(operation.get("reason") or "what happened to its engine is not known yet")
+        raise Lost("unreconciled", f"{name}: {first_line(reason)}; `capyctl status deployment {name}` follows it")
     code = str(operation.get("error_code") or "operation_failed")
     action = operation.get("action") or "operation"
     how = "was overtaken by a later command" if operation.get("state") == "cancelled" else "failed"
-    reason = str(operation.get("reason") or f"the {action} {how}")
+    said = str(operation.get("reason") or f"the {action} {how}")
+    reason = first_line(said)
+    if "\n" in said:  # the engine's last lines, which are no part of a message
+        reason += f"; `capyctl status deployment {name}` has its last lines"
     raise made(code, reason if reason.startswith(f"{name} ") else f"{name}: {reason}", 503)

@@ -12,7 +12,7 @@ from typing import Any
 
 from capyctl.cli.lifecycle import ended, management, startup_cell
 from capyctl.cli.listing import domains_of, host_names
-from capyctl.cli.output import PLAIN, Common, emit_json, key_lines, memory, say, summary, table
+from capyctl.cli.output import PLAIN, Common, emit_json, first_line, key_lines, memory, say, summary, table
 from capyctl.cli.progress import being_measured, downloaded
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
@@ -74,8 +74,7 @@ def last_error(error: Mapping[str, Any] | None) -> str:
     """`<code>: <reason>` on one line; the engine's own lines have a block of their own."""
     if not error:
         return "-"
-    reason = str(error.get("message")).partition("\n")[0].removesuffix(":")
-    return " ".join(f"{error.get('code')}: {reason}".split())
+    return f"{error.get('code')}: {first_line(error.get('message'))}"
 
 
 def last_words(error: Mapping[str, Any] | None) -> list[str]:

@@ -6,6 +6,7 @@ Source: engines 5, 12, 14; decisions 15.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import attrs
@@ -13,6 +14,7 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.engines.adapter import Adapter, LaunchFacts
+from capyctl.engines.last_words import bounded, telling
 from capyctl.errors import CapyError, Failure
 from capyctl.fsm.proofs import Usable
 from capyctl.fsm.types import Incarnation, Millis, ProcessIdentity, Role
@@ -30,6 +32,7 @@ else to answer, so a poll each second would keep an abandoned answer running for
 HUNG_PROBE_S = 10.0  # of one that is doubted because it does nothing
 PROBE_S = 60.0  # of a running engine; at a start the deadline bounds the probe
 REASON_CHARS = 4_000
+_SENT = (-signal.SIGKILL, -signal.SIGTERM)  # somebody's, who the log does not know of
 FRONT_TOO_S = 0.5
 """How long the end of a worker waits for that of the `api`: workers of a front that was killed end right after it, by
 themselves and with statuses of their own, and are often the first to be seen."""
@@ -197,13 +200,23 @@ class Engine:
         """Its story and last lines, once its watch has seen the end; "" when that takes longer than it should."""
         with trio.move_on_after(2 * FRONT_TOO_S):
             await self.ended.wait()
-        return with_words(self.story(), await self.last_words()) if self.ended.is_set() else ""
+        return self.told(self.story(), await self.last_words()) if self.ended.is_set() else ""
+
+    def told(self, reason: str, words: list[str]) -> str:
+        """A failure's reason with the engine's last lines below it; with the line that names an error beside it, where
+        the engine ended by itself."""
+        by_itself = self.exited is not None and self.fault is None and self.status not in _SENT
+        cause = telling(words) if by_itself else None
+        return with_words(reason if cause is None or cause in reason else f"{reason}: {cause}", words)
 
     async def last_words(self) -> list[str]:
-        """The last lines that it wrote, redacted; waits a moment for the writer when the engine has ended."""
+        """The last lines that it wrote, redacted, of which the newest are told; waits a moment for the writer when
+        the engine has ended."""
         if self.ended.is_set():
             await logs.settled(self.record.writer)
-        return await trio.to_thread.run_sync(logs.last_words, self.record.log_path)
+        return await trio.to_thread.run_sync(
+            logs.last_words, self.record.log_path, logs.LOOKED_AT_LINES, logs.LOOKED_AT_CHARS
+        )
 
 
 def _seconds_until(deadline_ms: Millis) -> float:
@@ -211,6 +224,7 @@ def _seconds_until(deadline_ms: Millis) -> float:
 
 
 def with_words(reason: str, words: list[str]) -> str:
-    """A failure's reason with the engine's last lines, bounded."""
-    text = reason if not words else reason + ":\n" + "\n".join(words)
+    """A failure's reason on one line, with the engine's last lines below it, bounded."""
+    shown = [bounded(line, logs.LAST_LINE_CHARS) for line in words[-logs.LAST_LINES :]]
+    text = reason if not shown else reason + ":\n" + "\n".join(shown)
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"

@@ -177,23 +177,27 @@ class Launching:
 
     async def _clean_up(self, command: m.Launch, engine: Engine, error: CapyError) -> m.Result:
         """End what is left of a failed start; LaunchRefused only with the proof that nothing is."""
-        engine.ending = True
+        engine.ending, ended = True, engine.ended.is_set()
         gone = await self.custody.end(engine.incarnation, engine.processes, self.grace_s)
         if isinstance(gone, str):
             return m.Unresolved(command_id=command.command_id, reason=f"{error.message}; then: {gone}")
         engine.ended.set()
         words = await engine.last_words()
         code, reason = error.code, error.message
+        text = with_words(reason, words)
         if code == "launch_failed":
             named = engine.adapter.failure(words)
             if named is not None:
-                code, reason = named
+                code, text = named[0], with_words(named[1], words)
             elif taken(engine.record.port):
-                code, reason = "port_conflict", f"another program took port {engine.record.port}; {reason}"
+                code = "port_conflict"
+                text = with_words(f"another program took port {engine.record.port}; {reason}", words)
+            elif ended:
+                text = engine.told(reason, words)
         return m.LaunchRefused(
             command_id=command.command_id,
             code=code,
-            reason=with_words(reason, words),
+            reason=text,
             proof=gone,
             transient=code == "port_conflict",  # an exit before ready is no passing cause, whatever it says
         )

@@ -26,6 +26,8 @@ from capyctl.ulid import is_ulid
 WRITER_PROGRAM = Path(__file__).with_name("logwriter.py")
 LAST_LINES = 20
 LAST_LINE_CHARS = 400
+LOOKED_AT_LINES, LOOKED_AT_CHARS = 200, 2000
+"""What is looked at for the cause of an end: engines of several processes write long traces below it."""
 LAUNCHES_KEPT = 5  # per instance; a crash loop must not fill the disk
 TAIL_BYTES_MAX = 256 << 10
 _SECRET_NAME = re.compile(r"(?i)secret|token|passw|passphrase|credential|(?:^|_)key(?:$|_)|apikey")
@@ -130,13 +132,13 @@ async def settled(writer: ProcessIdentity | None) -> None:
             await identity.wait_gone(writer)
 
 
-def last_words(path: Path, lines: int = LAST_LINES) -> list[str]:
+def last_words(path: Path, lines: int = LAST_LINES, chars: int = LAST_LINE_CHARS) -> list[str]:
     """The last lines of a launch's log, oldest first; of the rotated file too when the newest is short."""
     found: list[str] = []
     for part in (path, path.with_name(path.name + ".1")):
         if len(found) < lines:
             found = _tail(part, 64 << 10)[-(lines - len(found)) :] + found
-    return [line if len(line) <= LAST_LINE_CHARS else line[: LAST_LINE_CHARS - 1] + "…" for line in found]
+    return [line if len(line) <= chars else line[: chars - 1] + "…" for line in found]
 
 
 def tail(path: Path, kib: int = 64) -> str:

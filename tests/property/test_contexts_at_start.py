@@ -197,7 +197,7 @@ def test_a_context_above_what_the_engine_takes_is_refused_unless_its_variable_sa
     refused = refusal(FULL, deployment(LONG, engine))
     assert refused.code == "invalid_config"
     assert refused.message == (
-        "m: engine_config.context_length: 200000 is above the 131072 tokens that "
+        "engine_config.context_length: 200000 is above the 131072 tokens that "
         f"{title} derives for the model from its config.json, and it does not start with more. Lower it, or state "
         f"engine_config.env: {VARIABLES[engine]}: '1' if the model is good for more"
     )

@@ -20,12 +20,12 @@ from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.custom.installation import pin
 from capyctl.engines.custom.options import RESERVED_ENV
 from capyctl.engines.environment import SYSTEM_PATH, reserved_reason
+from capyctl.engines.last_words import out_of_memory, worth_reading
 from capyctl.engines.questions import probe_chat, probe_decision, read_metrics
 from capyctl.engines.registered import Registered
 from capyctl.errors import Failure, InvariantBroken, Refusal
 
 LOOPBACK = "127.0.0.1"
-_MEMORY_WORDS = ("out of memory", "cannot allocate memory", "bad_alloc", "memoryerror")
 _PORT_WORDS = ("address already in use",)
 
 
@@ -122,12 +122,13 @@ class CustomAdapter(RestartOnly):
 
     def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
         """(code, one line) for what programs of any kind say before they end, else None."""
-        for line in reversed(last_words):
+        for line in reversed(worth_reading(last_words)):
             low = line.lower()
             if any(words in low for words in _PORT_WORDS):
                 return "port_conflict", "the leased port was taken by another program while the engine started"
-            if any(words in low for words in _MEMORY_WORDS):
-                return "insufficient_memory", "the engine could not allocate its memory"
+            short = out_of_memory(line)
+            if short is not None:
+                return short
         return None
 
 

@@ -18,6 +18,7 @@ from capyctl.checkpoints.directory import list_files, pick_gguf
 from capyctl.checkpoints.kv_cache import pad
 from capyctl.documents.deployment import parse_deployment
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
+from capyctl.engines.last_words import out_of_memory, worth_reading
 from capyctl.engines.llamacpp.installation import CONFIG_FILE, check_config_file, fingerprint
 from capyctl.engines.llamacpp.options import POLICY
 from capyctl.engines.llamacpp.render import Launch, render
@@ -26,7 +27,8 @@ from capyctl.engines.questions import first, probe_chat, probe_decision, read_js
 from capyctl.engines.registered import Registered
 from capyctl.errors import Failure, Refusal
 
-_MEMORY_WORDS = ("failed to allocate", "out of memory", "unable to allocate", "cannot allocate memory", "bad_alloc")
+_MEMORY_WORDS = ("failed to allocate", "unable to allocate")
+_UNLOADED_WORDS = ("failed to load model", "error loading model", "failed to open gguf")
 
 
 @attrs.frozen(kw_only=True)
@@ -226,16 +228,22 @@ _ARGUMENT = re.compile(
 
 
 def classify(lines: Sequence[str]) -> tuple[str, str] | None:
-    """A typed failure in the engine's last lines. Names the option, never its value."""
-    for line in reversed(lines):
+    """A typed failure in the engine's last lines. Names the option, never its value.
+
+    A model that does not fit into memory is "failed to load" in the lines below the one that says why.
+    """
+    unloaded = False
+    for line in reversed(worth_reading(lines)):
         refused = _ARGUMENT.search(line)
         if refused is not None:
             return "engine_argument_rejected", f"llama.cpp does not accept the argument {refused[1]}"
         low = line.lower()
         if "couldn't bind" in low or "address already in use" in low:
             return "port_conflict", "the leased port was taken by another program while the engine started"
+        short = out_of_memory(line)
+        if short is not None:
+            return short
         if any(words in low for words in _MEMORY_WORDS):
             return "insufficient_memory", "the engine could not allocate its memory"
-        if "failed to load model" in low or "error loading model" in low or "failed to open gguf" in low:
-            return "checkpoint_unusable", "llama.cpp cannot load the model file"
-    return None
+        unloaded = unloaded or any(words in low for words in _UNLOADED_WORDS)
+    return ("checkpoint_unusable", "llama.cpp cannot load the model file") if unloaded else None

@@ -14,6 +14,7 @@ import attrs
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.environment import Reserved
+from capyctl.engines.last_words import out_of_memory, worth_reading
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package
 from capyctl.engines.python.installed import Installed
@@ -168,7 +169,7 @@ _LACKS = re.compile(r"\b(no|missing|unknown|unsupported|cannot|not (found|suppor
 
 def classify(lines: Sequence[str]) -> tuple[str, str] | None:
     """A typed failure in the engine's last lines. Names the option, never its value."""
-    for line in reversed(lines):
+    for line in reversed(worth_reading(lines)):
         refused = _REFUSED.search(line)
         if refused is not None:
             return "engine_argument_rejected", f"TensorFold does not accept the argument {refused[1]}"
@@ -182,8 +183,7 @@ def classify(lines: Sequence[str]) -> tuple[str, str] | None:
             return "checkpoint_unusable", "TensorFold serves no model of this kind"
         if "address already in use" in low:
             return "port_conflict", "the leased port was taken by another program while the engine started"
-        if "out of memory" in low or "bad_alloc" in low or "cannot allocate memory" in low:
-            card = "cuda" in low or "device" in low
-            code = "insufficient_device_memory" if card else "insufficient_memory"
-            return code, "the engine could not allocate its memory"
+        short = out_of_memory(line)
+        if short is not None:
+            return short
     return None
