@@ -175,7 +175,8 @@ def read_owned(path: str, limit: int) -> str:
     except PermissionError:
         raise refuse("this user may not read it; run the command as the role's user") from None
     except OSError as wrong:
-        raise refuse(os.strerror(wrong.errno or 0)) from None
+        link = wrong.errno == errno.ELOOP
+        raise refuse("it is a symbolic link" if link else os.strerror(wrong.errno or 0)) from None
     try:
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode):

@@ -75,7 +75,7 @@ class Room:
                 raise Refusal(
                     "too_large",
                     f"{called} is {gib(total)}; host.model_sources.max_bytes allows {gib(self.max_bytes)} in all, "
-                    f"of which {gib(used)} are taken",
+                    f"of which {gib(used)} are taken. Try: capyctl prune sources",
                     details={"need_bytes": need, "used_bytes": used, "limit_bytes": self.max_bytes},
                 )
             free = self.free(self.root)
@@ -215,16 +215,35 @@ class Fetcher:
             lambda: self.asking.files(source, wanted, line), lambda: 0, line, self.patience, called
         )
         token = object()
+        twin = self._twin(source) if isinstance(source, Http) else None
         try:
-            self._files(files, work, progress, line, token, called)
+            self._files(files, work, progress, line, token, called, twin)
         finally:
             self.room.release(token)
         _publish(work / "files", final, {file.path for file in files})
         self._vouch(final, work)
         shutil.rmtree(work, ignore_errors=True)
 
+    def _twin(self, source: Http) -> Path | None:
+        """A file with the content of a lone file, under another name, which is still what was hashed."""
+        for place in sorted((self.room.root / SOURCES / "http").glob(f"*-{source.sha256}")):
+            try:
+                files = list_files(place, self.room.root).files
+            except Refusal:
+                continue  # it is of no use to anybody
+            if len(files) == 1 and self.cache is not None and self.cache.get(files[0]) == source.sha256:
+                return files[0].real
+        return None
+
     def _files(
-        self, files: Sequence[RemoteFile], work: Path, progress: Progress, line: Line, token: object, called: str
+        self,
+        files: Sequence[RemoteFile],
+        work: Path,
+        progress: Progress,
+        line: Line,
+        token: object,
+        called: str,
+        twin: Path | None,
     ) -> None:
         """Fetch what is missing of every file, the room for all of them set aside first."""
         there = 0
@@ -250,7 +269,7 @@ class Fetcher:
         for file in missing:
             line.check_stopped()
             name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
-            part = Part(self.asking.door, file, work / "part" / name, progress, admit)
+            part = Part(self.asking.door, file, work / "part" / name, progress, admit, twin)
             sha256 = part.fetch(line, self.patience)
             done = work / "files" / file.path
             done.parent.mkdir(parents=True, exist_ok=True)

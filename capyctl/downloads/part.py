@@ -32,6 +32,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED: Final = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTEMPTY),  # somebody moves things there
+    *(errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EXDEV),  # a disk or a mount is ill, or in the way
 )
 
 
@@ -77,13 +78,17 @@ def try_on(work: Callable[[], Any], done: Callable[[], int], line: Line, patienc
 
 @attrs.define(eq=False)
 class Part:
-    """A file on its way. `admit` is told its size before the first byte is kept, and may refuse."""
+    """A file on its way. `admit` is told its size before the first byte is kept, and may refuse.
+
+    `twin`: a file of this machine that was seen to have the content.
+    """
 
     door: Door
     remote: RemoteFile
     path: Path
     progress: Progress
     admit: Callable[[int], None]
+    twin: Path | None = None
     _sha256: Any = attrs.field(init=False, factory=hashlib.sha256)  # any: hashlib names no type of its own
     _blob: Any = attrs.field(init=False, factory=hashlib.sha256)  # as git hashes a file
     _have: int = attrs.field(init=False, default=0)
@@ -97,12 +102,38 @@ class Part:
           Stopped.
         """
         self._size = self.remote.size_bytes
-        try_on(lambda: self._attempt(line), lambda: self._have, line, patience, self.remote.called)
+        if self.twin is None or not self._copied(self.twin, line):
+            try_on(lambda: self._attempt(line), lambda: self._have, line, patience, self.remote.called)
         self._check()
         return str(self._sha256.hexdigest())
 
+    def _copied(self, twin: Path, line: Line) -> bool:
+        """Copy what is here already, rather than link it: two models must not change their stat identities together."""
+        self._over()
+        self.progress.phase = "verifying"
+        try:
+            with open(twin, "rb") as source:
+                self._size = os.fstat(source.fileno()).st_size
+                self.admit(self._size)
+                with self._opened() as stream:
+                    while piece := source.read(CHUNK):
+                        line.check_stopped()
+                        _write(stream, piece)
+                        self._take(piece)
+                    os.fsync(stream.fileno())
+        except FileNotFoundError:
+            self._over()  # it was pruned a moment ago
+        if self._sha256.hexdigest() == self.remote.sha256:
+            return True
+        self._over()
+        self._size = self.remote.size_bytes
+        return False
+
     def _attempt(self, line: Line) -> None:
         self._begin(line)
+        if self._size is None and self._have and self._sha256.hexdigest() == self.remote.sha256:
+            self._size = self._have  # a kill came after its last byte
+            self.admit(self._size)
         if self._size is not None and self._have == self._size:
             return
         headers = {}
@@ -208,6 +239,11 @@ class Part:
         else:
             self._etag.unlink(missing_ok=True)
 
+    def _opened(self) -> Any:
+        """The part, to be written on. Any: a raw stream."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        return os.fdopen(descriptor, "wb", buffering=0)
+
     def _is_another(self, etag: str) -> bool:
         """Whether a server that was asked for the rest of a file, on a condition, sends the rest of another one."""
         validator = self._validator() if self._have else None
@@ -217,8 +253,7 @@ class Part:
         """Write what comes behind what is there."""
         assert self._size is not None
         self.progress.phase = "downloading"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb", buffering=0) as stream:
+        with self._opened() as stream:
             unsynced = 0
             try:
                 while piece := answer.read(CHUNK):
@@ -266,4 +301,6 @@ def unwritten(path: Path, wrong: OSError) -> Exception:
             "insufficient_space", f"{path} cannot be written: {os.strerror(wrong.errno or 0)}. Free some space there"
         )
     why = f"{path} cannot be written: {wrong.strerror or wrong}"
-    return Refusal("invalid_root", why) if wrong.errno in _CLOSED else Failure("internal", why)
+    if wrong.errno in _CLOSED:
+        return Refusal("invalid_root", f"{why}. Put that right, or name another place in host.model_sources.path")
+    return Failure("internal", why)

@@ -23,6 +23,8 @@ from capyctl.downloads.part import Progress
 from capyctl.errors import CapyError, Failure
 
 AT_ONCE: Final = 2
+THREADS_MAX: Final = 16
+"""Those that were left to themselves included: one may be in a look-up of a name, which nothing ends."""
 TELL_EVERY_S: Final = 0.5
 SLOW_S: Final = 60.0
 SLOWEST_BYTES: Final = 64 << 10
@@ -51,9 +53,11 @@ class Downloads:
     slow_s: float = SLOW_S
     _running: dict[str, _Running] = attrs.field(factory=dict)
     _places: trio.CapacityLimiter = attrs.field(init=False)
+    _threads: trio.CapacityLimiter = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._places = trio.CapacityLimiter(self.at_once)
+        self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     @property
     def root(self) -> Path:
@@ -106,7 +110,13 @@ class Downloads:
                 async with self._places:
                     # Cancelled, the thread is left to itself: it ends at once, as its connection does.
                     outcome = await trio.to_thread.run_sync(
-                        self.fetcher.fetch, source, wanted, running.progress, line, abandon_on_cancel=True
+                        self.fetcher.fetch,
+                        source,
+                        wanted,
+                        running.progress,
+                        line,
+                        abandon_on_cancel=True,
+                        limiter=self._threads,
                     )
             except CapyError as wrong:
                 outcome = wrong

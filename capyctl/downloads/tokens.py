@@ -19,6 +19,7 @@ from capyctl.errors import Refusal
 
 VARIABLES: Final = ("CAPYCTL_HF_TOKEN", "HF_TOKEN")
 BYTES_MAX: Final = 4096
+_SETTING: Final = "host.model_sources.huggingface_token_file"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,512}", re.ASCII)
 
 
@@ -43,7 +44,7 @@ class Tokens:
             stated = self.environ.get(variable, "").strip()
             if stated:
                 return _checked(stated, variable)
-        return None if self.token_file is None else self._token(self.token_file, self.token_file)
+        return None if self.token_file is None else self._token(self.token_file, _SETTING)
 
     def url(self, reference: SecretRef) -> str:
         """The address in a secret's file. Raises: Refusal as above."""
@@ -53,13 +54,13 @@ class Tokens:
         return os.path.join(self.secrets_dir, reference.removeprefix("secret://"))
 
     def _token(self, path: str, called: str) -> str:
-        return _checked(self._read(path, called), called)
+        return _checked(self._read(path, called), f"{called} ({path})")
 
     def _read(self, path: str, called: str) -> str:
         try:
             text = places.read_owned(path, BYTES_MAX).strip()
         except FileNotFoundError:
-            raise Refusal("unauthorized", f"{called}: there is no file {path}") from None
+            raise Refusal("unauthorized", f"{called}: there is no file {path}. Write it, with mode 600") from None
         if not text:
             raise Refusal("unauthorized", f"{called}: the file {path} is empty")
         return text

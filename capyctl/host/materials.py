@@ -32,6 +32,7 @@ class Materials:
     journal: Journal
     say: Callable[[m.Report], None]
     _scopes: dict[str, trio.CancelScope] = attrs.field(factory=dict)
+    _pruning: trio.Lock = attrs.field(factory=trio.Lock)
 
     @property
     def root(self) -> str | None:
@@ -55,6 +56,8 @@ class Materials:
                         last = progress
                         self.say(_report(command.command_id, progress, before))
 
+                    async with self._pruning:
+                        pass  # what is being removed is not taken for what is there
                     paths.append(await self.downloads.have(source, wanted, hear))
                     behind += last.total_bytes or 0
             finally:
@@ -72,8 +75,9 @@ class Materials:
             if command.kept is None:
                 found = await trio.to_thread.run_sync(kept.present, root)
             else:
-                places = {*command.kept, *await self._running(root)}
-                found = await trio.to_thread.run_sync(kept.prune, root, places)
+                async with self._pruning:
+                    places = {*command.kept, *await self._running(root)}
+                    found = await trio.to_thread.run_sync(kept.prune, root, places)
         except OSError as wrong:
             raise Failure("internal", f"{wrong.filename or root}: {wrong.strerror or wrong}") from wrong
         rows = tuple(m.Source(place=one.place, bytes=one.bytes, complete=one.complete) for one in found)

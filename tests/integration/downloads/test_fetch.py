@@ -454,10 +454,40 @@ def test_a_url_whose_length_means_nothing_is_refused(here: Here, hub: Hub, said:
 
 def test_a_corrected_name_is_what_an_engine_finds_and_the_wrong_one_stays_with_who_asked_for_it(here: Here, hub: Hub):
     wrong = here.fetch(http_source(hub, "model.bin-old"))
+    hub.seen.clear()
     right = here.fetch(http_source(hub, "model.gguf"))
+    assert not hub.seen, "what is here is copied"
     assert [path.name for path in right.iterdir()] == ["model.gguf"]
     assert [path.name for path in wrong.iterdir()] == ["model.bin-old"]
     assert (right / "model.gguf").read_bytes() == WEIGHTS
+
+
+def test_what_is_here_under_another_name_is_asked_for_when_it_is_no_longer_what_it_was(here: Here, hub: Hub):
+    (here.fetch(http_source(hub, "old.gguf")) / "old.gguf").write_bytes(b"\0" * len(WEIGHTS))
+    right = here.fetch(http_source(hub, "model.gguf"))
+    assert (right / "model.gguf").read_bytes() == WEIGHTS
+    assert [one.path.rpartition("/")[2] for one in hub.seen] == ["old.gguf?key=s3cret", "model.gguf?key=s3cret"]
+    assert here.progress.done_bytes == here.progress.total_bytes == len(WEIGHTS)
+
+
+def test_a_copy_of_what_is_here_needs_room_as_a_download_does(here: Here, hub: Hub):
+    here.fetch(http_source(hub, "old.gguf"))
+    here.free = lambda _: 1 << 30
+    with pytest.raises(Refusal) as caught:
+        here.fetch(http_source(hub, "model.gguf"))
+    assert caught.value.code == "insufficient_space"
+    assert not here.left()
+
+
+def test_a_lone_file_that_was_whole_when_the_role_was_killed_is_not_asked_for_again(here: Here, hub: Hub):
+    hub.faults["model.gguf"] = [Fault(cut_after=100_000), *[Fault(cut_after=0)] * 2]
+    here.refused(http_source(hub))
+    (part,) = [path for path in (here.root / "sources/.parts").rglob("part/*") if path.stat().st_size == 100_000]
+    part.write_bytes(WEIGHTS)
+    hub.seen.clear()
+    assert (here.fetch(http_source(hub)) / "model.gguf").read_bytes() == WEIGHTS
+    assert not hub.seen
+    assert here.progress.done_bytes == here.progress.total_bytes == len(WEIGHTS)
 
 
 def test_a_url_whose_content_is_another_is_refused(here: Here, hub: Hub):
