@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +18,9 @@ from tests.integration.acceptance.machine import Machine, until
 from tests.integration.engines.tiny_gguf import write_tiny
 from tests.nvml import card, library
 from tests.nvml.card import GIB, Card
+from tests.ports import neighbours
 
-PORTS = 9_000 + os.getpid() % 100 * 10
+PORTS = neighbours(10)
 NEEDED = importlib.util.find_spec("xllamacpp") is not None
 
 

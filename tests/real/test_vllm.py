@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.integration.acceptance.machine import Machine, until
+from tests.ports import neighbours
 
 ENVIRONMENT = os.environ.get("CAPYCTL_REAL_VLLM", "")
 pytestmark = [
@@ -39,7 +40,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     subprocess.run(
         [f"{ENVIRONMENT}/bin/python3", str(script), str(home / "models" / "tiny")], env=environ, check=True, timeout=300
     )
-    made = Machine(home=home, environment=Path(ENVIRONMENT), first_port=13_800, limit_mib=12_288)
+    made = Machine(home=home, environment=Path(ENVIRONMENT), first_port=neighbours(10), limit_mib=12_288)
     added = made.ok("engine", "add", ENVIRONMENT, "--arg=--seed", "--arg=7", limit_s=ADD_S)
     assert "Registered vllm (vllm 0." in added.out
     assert "disabled (it lacks sleep mode on cpu)" in added.out

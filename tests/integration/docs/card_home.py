@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import attrs
 
@@ -28,7 +28,6 @@ class CardHome(Home):
     """See the module. Models are sparse files, and count as hashed before: nobody waits for gigabytes of zeros."""
 
     engines: dict[str, Installation] = attrs.field(init=False, factory=dict)
-    beyond: ClassVar[int] = 64
 
     @property
     def cards(self) -> card.Card:

@@ -17,14 +17,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import attrs
 
 from capyctl import __version__
-from capyctl.cli.demo_parts import free_ports, model
+from capyctl.cli.demo_parts import model
 from capyctl.errors import CODES
 from capyctl.roles.machine import machine_name
+from tests.ports import neighbours
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 DOCS_HOME: Final = "/home/ada"
@@ -147,7 +148,6 @@ class Home:
     role: subprocess.Popen[bytes] | None = None
     starts: int = 0
     ports: dict[str, str] = attrs.field(factory=dict)
-    beyond: ClassVar[int] = 0  # so many engine ports further: homes that live at the same time share none
 
     def __attrs_post_init__(self) -> None:
         (self.path / "venvs").mkdir(parents=True)
@@ -227,7 +227,7 @@ class Home:
 
     def _start(self, words: str) -> str:
         """Start the role, on ports of its own and in its terminal's form; its banner."""
-        first = free_ports(16 + self.beyond)[0] + self.beyond
+        first = neighbours(16)
         self.starts += 1
         said = self.path / f"role-{self.starts}.log"
         with said.open("wb") as stderr:

@@ -19,10 +19,11 @@ from capyctl.host.ingress import Ingress
 from capyctl.host.journal import open_journal
 from capyctl.host.ports import PortLeases
 from capyctl.session.messages import Report
+from tests.ports import neighbours
 
 from .fakes import FakeCheckpoints, FakeRegistry, policy
 
-FIRST_PORT = 20_000 + os.getpid() % 100 * 100
+FIRST_PORT = neighbours(100)
 
 
 def children() -> set[int]:

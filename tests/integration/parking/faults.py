@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from tests.engines.simulated.knobs import DEFAULTS
 from tests.integration.acceptance.machine import Answer, gone, until
 from tests.nvml import card
 from tests.nvml.card import GIB
+from tests.ports import neighbours
 
 from .fault_rows import ALL, COPIED, COPIES, CUSTOM, FAULTS, PARKING, QUICK, ROUTES, TENSORFOLD, Expect, Fault, State
 from .machine import VERSIONS, ParkMachine
@@ -553,7 +553,7 @@ def run_family(home: Path, family: str, first_port: int, todo: list[Cell], say: 
 def run(home: Path, todo: list[Cell], say: Any = None) -> list[Cell]:
     """Run the cells, one role per family, side by side; engines with a copy after the same ones without."""
     identity.become_subreaper()  # what a killed role leaves comes to us
-    base = 12_000 + os.getpid() % 200 * 40
+    base = neighbours(10 * len(ALL))
     threads = []
     for number, engine in enumerate(ALL):
         mine = [cell for cell in todo if engine_of(cell.family) == engine]

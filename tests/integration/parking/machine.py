@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from tests.engines.installation import Installation, lay_out
 from tests.integration.acceptance.machine import Machine, until
 from tests.nvml import card, library
 from tests.nvml.card import GIB, Card
+from tests.ports import neighbours
 
 VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.23", "tensorfold": "0.6.6"}
 
@@ -153,4 +153,4 @@ def sampled(cards: Card, index: int = 0, every_s: float = 0.01) -> Iterator[list
         thread.join()
 
 
-PORTS = 9_500 + os.getpid() % 100 * 12
+PORTS = neighbours(10)

@@ -94,7 +94,7 @@ def test_commands_say_what_happened_and_timers_and_limits_do_the_rest(tmp_path: 
 
 
 def test_the_parked_set_has_a_limit_in_bytes_and_in_number(tmp_path: Path) -> None:
-    with park_machine(tmp_path, PORTS + 400, {"vllm": {}}) as here:
+    with park_machine(tmp_path, PORTS, {"vllm": {}}) as here:
         for name, residue in zip("abc", itertools.repeat(5 * GIB // 2), strict=False):
             here.put(name, "vllm", 2 * GIB, 8 * GIB, parked=residue)
         for name in "abc":

