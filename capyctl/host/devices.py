@@ -29,6 +29,7 @@ DISCOVER_S = 30.0  # without its persistence daemon the driver wakes every card 
 CARD_READ_S = 3.0  # one look
 CARD_EVERY_S = 1.0
 CARD_STALE_MS = 5_000  # an older sample leaves its card unobserved
+LATELY_MS = 100  # the check right before a wake takes a sample that began no longer ago
 CARD_SOURCE = "nvml"
 SAMPLE_LIMITER = trio.CapacityLimiter(1)  # /proc and control groups
 
@@ -59,6 +60,15 @@ class _CardSample:
         return now_ms() - self.asked_at_ms > CARD_STALE_MS
 
 
+@attrs.frozen(kw_only=True)
+class _Sample:
+    """What was seen, for whom, by looks none of which began before `looked_at_ms`."""
+
+    domains: Mapping[Domain, Observation]
+    owners: Owners
+    looked_at_ms: Millis
+
+
 @attrs.define(eq=False)
 class Observer:
     """Samples the machine. `discover` first, then `adopt` its limits; `run` keeps the cards fresh."""
@@ -70,6 +80,7 @@ class Observer:
     _places: Mapping[str, Domain] = attrs.field(factory=dict)  # a card's UUID, or `gpuN` without one -> its domain
     _ram: Domain = UNIFIED
     _silent: Mapping[Domain, str] = attrs.field(factory=dict)  # what cannot be read now, and why
+    _last: _Sample | None = None
     _one_call: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
 
     async def discover(self) -> tuple[Seen, tuple[Card, ...]]:
@@ -139,14 +150,30 @@ class Observer:
 
     # --- samples -------------------------------------------------------------------------------------------
 
-    async def sample(self, owners: Owners) -> dict[Domain, Observation]:
+    async def sample(self, owners: Owners) -> Mapping[Domain, Observation]:
         """Every domain now, with what each owner's processes hold. An unobserved card is left out."""
-        return await trio.to_thread.run_sync(self._sample, dict(owners), limiter=SAMPLE_LIMITER)
+        owners, looked_at_ms = dict(owners), now_ms()
+        if self._places:
+            looked_at_ms = min(looked_at_ms, self._cards.asked_at_ms)
+        domains = await trio.to_thread.run_sync(self._sample, owners, limiter=SAMPLE_LIMITER)
+        self._last = _Sample(domains=domains, owners=owners, looked_at_ms=looked_at_ms)
+        return domains
 
-    async def sample_anew(self, owners: Owners) -> dict[Domain, Observation]:
+    async def sample_anew(self, owners: Owners) -> Mapping[Domain, Observation]:
         """As `sample`, after a look at the cards of its own: for the check right before a launch."""
         await self.look()
         return await self.sample(owners)
+
+    async def sample_lately(self, owners: Owners) -> Mapping[Domain, Observation]:
+        """The last sample of them, cards included, while all of it is at most `LATELY_MS` old; else as `sample_anew`.
+
+        For the check right before a wake: its switch has sampled the machine a moment before, and to walk every
+        engine's page tables again at once would find the same.
+        """
+        last = self._last
+        if last is not None and last.owners == owners and last.looked_at_ms >= now_ms() - LATELY_MS:
+            return last.domains
+        return await self.sample_anew(owners)
 
     async def held(self, processes: tuple[ProcessIdentity, ...]) -> Held:
         """What these processes hold of each domain, by a look at the cards that begins now.

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 
 import attrs
@@ -49,8 +50,9 @@ class Stat:
         return self.state in "ZXx" and self.threads <= 1
 
 
+@lru_cache(maxsize=8)
 def boot_id(proc: Path = PROC) -> str:
-    """The id of this boot of the kernel."""
+    """The id of this boot of the kernel, which outlives whoever asks: read once."""
     return (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
@@ -111,10 +113,10 @@ def _signals_reach(pid: int) -> bool:
     return True
 
 
-def everyone(proc: Path = PROC) -> Iterator[Stat]:
-    """Every process that can be seen. Raises: OSError when /proc itself cannot be read."""
+def everyone(proc: Path = PROC, among: Callable[[int], bool] | None = None) -> Iterator[Stat]:
+    """Every process that can be seen, of those pids that may be meant. Raises: OSError when /proc cannot be read."""
     for entry in os.listdir(proc):
-        if entry.isdigit():
+        if entry.isdigit() and (among is None or among(int(entry))):
             stat = read_stat(int(entry), proc)
             if stat is not None:
                 yield stat
@@ -135,12 +137,25 @@ def group_members(leader: ProcessIdentity, proc: Path = PROC, *, reaping: bool =
     at_its_pid = read_stat(leader.pid, proc)
     if at_its_pid is not None and at_its_pid.start_ticks != leader.start_ticks:
         return ()
-    members = [stat for stat in everyone(proc) if leader.pid in (stat.group, stat.session)]
+    among = partial(_may_belong, leader.pid) if proc is PROC else None
+    members = [stat for stat in everyone(proc, among) if leader.pid in (stat.group, stat.session)]
     if reaping:
         for stat in members:
             if stat.dead and stat.ppid == os.getpid() and stat.pid != leader.pid:
                 _reap(stat.pid)
     return tuple(stat for stat in members if not stat.dead)
+
+
+def _may_belong(leader: int, pid: int) -> bool:
+    """False when the kernel says that the process is in another group and session: it does so at a tenth of what
+    reading its stat costs, and a machine has thousands of processes that are not the engine's.
+    """
+    try:
+        return leader in (os.getpgid(pid), os.getsid(pid))
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
 
 
 def with_roles(

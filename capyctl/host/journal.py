@@ -24,7 +24,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -38,7 +38,7 @@ from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, Pro
 from capyctl.host.logs import private_directory
 from capyctl.host.segments import Segment
 from capyctl.session.codec import canonical, decode_message, encode_message
-from capyctl.session.messages import Command, Launch, Release, Restore, Result
+from capyctl.session.messages import Awake, Command, Launch, Parked, Release, Restore, Result
 
 JOURNAL_FILE = "journal.sqlite3"
 _log = logging.getLogger("capyctl.host.journal")
@@ -88,6 +88,9 @@ class Memory(enum.Enum):
     RELEASING = "releasing"  # the release may have been asked for; what came of it is not proven
     PARKED = "parked"  # proven released
     RESTORING = "restoring"  # the restore may have been asked for; what came of it is not proven
+
+
+_PROVEN: Mapping[type[Result], Memory] = {Parked: Memory.PARKED, Awake: Memory.HELD}
 
 
 @attrs.frozen(kw_only=True)
@@ -350,10 +353,7 @@ class Journal:
 
         def write() -> None:
             with self._transaction() as db:
-                db.execute(
-                    "UPDATE launch SET memory = ? WHERE deployment = ? AND idx = ? AND generation = ?",
-                    (memory.value, *_handle(incarnation)),
-                )
+                _set_memory(db, incarnation, memory)
 
         await self._in_thread(write)
 
@@ -437,11 +437,13 @@ class Journal:
         await self._in_thread(write)
 
     async def finish(self, command: Command, result: Result, now: Millis) -> None:
-        """Keep a command's result for replay; old ones of finished commands go."""
+        """Keep a command's result for replay, with where it proves memory to be; old ones of finished commands go."""
 
         def write() -> None:
             text = canonical(encode_message(result))
             with self._transaction() as db:
+                if isinstance(command, Release | Restore) and type(result) in _PROVEN:
+                    _set_memory(db, command.incarnation, _PROVEN[type(result)])
                 db.execute(
                     "INSERT INTO accepted VALUES (?, ?, ?, ?, ?) "
                     "ON CONFLICT (command_id) DO UPDATE SET result = excluded.result",
@@ -574,6 +576,13 @@ def _erase(db: sqlite3.Connection) -> None:
 
 def _handle(incarnation: Incarnation) -> tuple[DeploymentId, int, Generation]:
     return incarnation.lane.deployment, incarnation.lane.index, incarnation.generation
+
+
+def _set_memory(db: sqlite3.Connection, incarnation: Incarnation, memory: Memory) -> None:
+    db.execute(
+        "UPDATE launch SET memory = ? WHERE deployment = ? AND idx = ? AND generation = ?",
+        (memory.value, *_handle(incarnation)),
+    )
 
 
 def _writer_text(writer: ProcessIdentity | None) -> str | None:

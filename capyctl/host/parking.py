@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
 
 import attrs
 import trio
@@ -115,13 +117,21 @@ class Parking:
                 "capability_missing:deep_park",
                 "it never answered the fixed prompt, so that nobody could tell whether it woke as it was",
             )
-        same = await self.custody.same(engine)
-        if isinstance(same, str):
-            raise _Unsent("unavailable", same)
         inside = self.ingress.answering(engine.incarnation)
         if inside:
             raise _Unsent("not_quiescent", f"{inside} requests are still being answered")
         self.ingress.close(engine.incarnation)
+        same: SameEngine | str
+        quiet: Quiet
+        same, quiet = await _together(
+            partial(self.custody.same, engine), partial(self._reads_quiescent, command, engine)
+        )
+        if isinstance(same, str):
+            raise _Unsent("unavailable", same)
+        return quiet
+
+    async def _reads_quiescent(self, command: m.Release, engine: Engine) -> Quiet:
+        """Idle by its gauges, then by whatever else its family can say. Raises: _Unsent."""
         quiet = await self._reads_idle(command, engine)
         try:
             await engine.adapter.quiescent(engine.client)
@@ -155,11 +165,12 @@ class Parking:
         raise _Unsent("not_quiescent", reason)
 
     async def _released(self, command: m.Release, engine: Engine, quiet: Quiet, ends_at_s: float) -> m.Parked:
-        """P-SAME and P-RESID after the call. Raises: _Unknown."""
-        resident = await self._resident(engine, command.budget, now_ms(), ends_at_s)
-        same = await self._same_after(engine)
-        await self._alive(engine)
-        await self.journal.memory_is(engine.incarnation, Memory.PARKED)
+        """P-SAME and P-RESID after the call; journaled with the result. Raises: _Unknown."""
+        resident, same, _ = await _together(
+            partial(self._resident, engine, command.budget, now_ms(), ends_at_s),
+            partial(self._same_after, engine),
+            partial(self._alive, engine),
+        )
         engine.memory = Memory.PARKED
         return m.Parked(command_id=command.command_id, quiet=quiet, same=same, resident=resident)
 
@@ -261,9 +272,8 @@ class Parking:
             return m.NotAwake(command_id=command.command_id, code="wake_mismatch", reason=canary, mismatch=True)
         if canary is None:
             raise _Unknown("it did not answer the fixed prompt")
-        same = await self._same_after(engine)
-        back = await self._back(engine, restored_at)
-        await self.serves_again(engine)
+        same, back = await _together(partial(self._same_after, engine), partial(self._back, engine, restored_at))
+        self._serves_again(engine)
         return m.Awake(command_id=command.command_id, back=back, usable=usable, same=same, canary=canary)
 
     async def _files_changed(self, command: m.Restore, engine: Engine) -> m.NotAwake | None:
@@ -282,7 +292,7 @@ class Parking:
 
     async def _check_room(self, engine: Engine) -> None:
         """What the wake adds beyond what it still holds, against what the machine says now. Raises: _Unsent."""
-        seen, owner = await self.observer.sample_anew(self.owners()), engine.incarnation.lane.owner
+        seen, owner = await self.observer.sample_lately(self.owners()), engine.incarnation.lane.owner
         ready = {Domain(name): amount for name, amount in engine.facts.ready.items()}
         held = {name: seen[name].residents.get(owner, 0) for name in ready if name in seen}
         adds = {name: Bytes(max(0, amount - held.get(name, 0))) for name, amount in ready.items()}
@@ -305,9 +315,11 @@ class Parking:
             recorded_at_ms=recorded_at,
         )
 
-    async def serves_again(self, engine: Engine) -> None:
-        """It is proven awake: its gauges are read again, and this host lets requests through to it."""
-        await self.journal.memory_is(engine.incarnation, Memory.HELD)
+    def _serves_again(self, engine: Engine) -> None:
+        """It is proven awake: its gauges are read again, and this host lets requests through to it.
+
+        None comes before the server has heard of it, and it hears what is journaled.
+        """
         engine.memory = Memory.HELD
         if not engine.ending:
             self.custody.admit(engine)
@@ -383,7 +395,8 @@ class Parking:
             return None, None, error.message
         if not isinstance(canary, Canary):
             return usable, None, canary or "it did not answer the fixed prompt"
-        await self.serves_again(engine)
+        await self.journal.memory_is(engine.incarnation, Memory.HELD)
+        self._serves_again(engine)
         return usable, canary, ""
 
     async def _seen(self, engine: Engine | None, step: str) -> str:
@@ -429,6 +442,26 @@ class Parking:
     def _not_parked(self, command: m.Release, code: str, reason: str) -> m.NotParked:
         unsent = Unsent(incarnation=command.incarnation, refused_before_sending=True)
         return m.NotParked(command_id=command.command_id, code=code, reason=reason, unsent=unsent)
+
+
+async def _together(*looks: Callable[[], Awaitable[Any]]) -> list[Any]:
+    """What looks that do not build on each other find, side by side. The first that fails ends all, and is raised."""
+    found: list[Any] = [None] * len(looks)
+    failed: list[Exception] = []
+
+    async def take(place: int, look: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            found[place] = await look()
+        except Exception as error:
+            failed.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for place, look in enumerate(looks):
+            nursery.start_soon(take, place, look)
+    if failed:
+        raise failed[0]
+    return found
 
 
 def _of(engine: Engine, why: str) -> dict[str, str]:

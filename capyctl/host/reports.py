@@ -25,7 +25,7 @@ from capyctl.session import messages as m
 
 REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
-A_MOMENT_S = 0.002  # times are told in milliseconds, and the look is to be newer than what it was asked for
+A_MOMENT_S = 0.001  # times are told in milliseconds, and the look is to be newer than what it was asked for
 ENDED_UNSEEN = "the engine ended while the host was not running"
 _log = logging.getLogger("capyctl.host.reports")
 

@@ -37,8 +37,8 @@ class Errands:
     _measures: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MEASURES_MAX))
 
     async def run(self, order: Errand, commit: CommitLike) -> None:
-        """Perform one; a reading at once, everything else once the step that ordered it is durable."""
-        if not isinstance(order, orders.ReadLoad | orders.ReadMemory):
+        """Perform one: at once what only looks, everything else once the step that ordered it is durable."""
+        if not isinstance(order, orders.VerifyStart | orders.ReadLoad | orders.ReadMemory):
             await commit.durable()
         match order:
             case orders.Measure():
