@@ -185,6 +185,13 @@ def places(cards: Iterable[Card], kept: Mapping[Domain, DomainPolicy] | None = N
     return placed
 
 
+def left_out(cards: Iterable[Card], kept: Mapping[Domain, DomainPolicy]) -> tuple[Card, ...]:
+    """Discrete cards that cannot be used now: their number is the name of another card, which is charged."""
+    cards = tuple(cards)
+    placed = set(places(cards, kept).values())
+    return tuple(card for card in cards if card.discrete and card not in placed)
+
+
 def device_env(policy: HostPolicy, allocation: Mapping[Domain, int]) -> dict[str, str]:
     """The variables that show an engine the cards of its allocation and no other; none where memory is unified.
 

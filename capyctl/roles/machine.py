@@ -37,7 +37,7 @@ from capyctl.host.devices import Observer
 from capyctl.host.ingress import Ingress, UpstreamEnded
 from capyctl.host.journal import JOURNAL_FILE, Journal, open_journal
 from capyctl.host.memory import Seen
-from capyctl.host.policy import host_policy
+from capyctl.host.policy import host_policy, left_out
 from capyctl.host.ports import PortLeases
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
@@ -49,9 +49,13 @@ _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
 
 @attrs.frozen(kw_only=True)
 class Machine:
-    """The parts of the host half that the role wires up."""
+    """The parts of the host half that the role wires up.
+
+    `left_out`: cards that wait for the end of what is charged on those whose names they would have.
+    """
 
     agent: HostAgent
+    left_out: tuple[Card, ...] = ()
     registry: Registry
     ingress: Ingress
     journal: Journal
@@ -117,7 +121,8 @@ async def machine(
     observer = Observer()
     memory, cards = await observer.discover()
     before = ledger.policy(host) if as_before else None
-    policy = before or limits_of(settings, host, memory, cards, _charged_cards(ledger, host))
+    charged = _charged_cards(ledger, host)
+    policy = before or limits_of(settings, host, memory, cards, charged)
     observer.adopt(policy)
     registry = registry_of(settings)
     await trio.to_thread.run_sync(registry.measure_own)
@@ -144,6 +149,7 @@ async def machine(
                 lifecycle_activation=half.lifecycle.activation,
                 downloads=downloads_of(settings, checkpoints.cache, os.environ),
             ),
+            left_out=left_out(cards, charged),
             registry=registry,
             ingress=ingress,
             journal=journal,

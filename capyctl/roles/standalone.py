@@ -24,7 +24,6 @@ from capyctl import clock as clocks
 from capyctl import router, ulid
 from capyctl.control import events, views
 from capyctl.control.book import Settings
-from capyctl.control.naming import names
 from capyctl.control.records import RECORDS
 from capyctl.control.traffic import QueueLimits
 from capyctl.control.world import World
@@ -47,10 +46,10 @@ from capyctl.fsm.types import (
 from capyctl.host import logs
 from capyctl.host.journal import JOURNAL_FILE
 from capyctl.host.orphans import engines_below
-from capyctl.ledger import limits
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles.machine import Machine, machine
 from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
+from capyctl.roles.reshaped import Reshaped, check_cards, check_limits
 from capyctl.roles.strays import ignore_strays
 from capyctl.server import log as logging
 from capyctl.server.control_socket import ControlSocket
@@ -198,19 +197,11 @@ class _Stopping:
                 (self.hurry if self.asked.is_set() else self.asked).set()
 
 
-class _Reshaped(Exception):
-    """Engines of before are charged on memory that this machine has no more: nothing was begun."""
-
-    def __init__(self, short: Shortfall) -> None:
-        super().__init__(short.message())
-        self.short = short
-
-
 async def _run(settings: StandaloneSettings, form: str) -> None:
     """The role, or what has to end before it: a life of its own, so that being killed in it changes nothing."""
     try:
         await _role(settings, form)
-    except _Reshaped as changed:
+    except Reshaped as changed:
         log.warning("role.reshaped", why=changed.short.message())
         if await _role(settings, form, leaving=changed.short):
             await _role(settings, form)
@@ -219,7 +210,7 @@ async def _run(settings: StandaloneSettings, form: str) -> None:
 async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall | None = None) -> bool:
     """Serve until told to stop. `leaving`: under the limits of before, only to end what is charged; no door opens.
 
-    Returns: whether it ended by itself. Raises: _Reshaped before anything is begun.
+    Returns: whether it ended by itself. Raises: Reshaped before anything is begun.
     """
     stopping = _Stopping()
     credentials = _first_start(settings)
@@ -239,7 +230,9 @@ async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall |
         driver.gates = desk
         ended = partial(_upstream_ended, desk)
         async with machine(settings, ended, world.book.ledger, as_before=leaving is not None) as here:
-            _check_limits(world, here)
+            check_limits(world, here.agent.policy)
+            if leaving is None:
+                await check_cards(world.book.ledger, here)
             async with trio.open_nursery() as outer:
                 await outer.start(stopping.watch)
                 await outer.start(stopping.unless_it_fails, store.run)
@@ -276,19 +269,6 @@ def world_settings(settings: StandaloneSettings) -> Settings:
         ready_idle_ms=None if idle.ready_idle_timeout is None else Millis(idle.ready_idle_timeout.ms),
         parked_idle_ms=None if idle.parked_idle_timeout is None else Millis(idle.parked_idle_timeout.ms),
     )
-
-
-def _check_limits(world: World, here: Machine) -> None:
-    """Limits below what running models hold are refused until they stop; nothing is ended to make them true."""
-    short = limits.set_policy(world.book.ledger, here.agent.policy)
-    if isinstance(short, Shortfall):
-        if short.check == "domains":
-            raise _Reshaped(short)
-        raise Refusal(
-            short.code,
-            f"the memory limits cannot be put in force: {short.message(names(world.book))} Running models keep what "
-            "they hold: start with a limit that leaves them room, then stop them, or keep that limit",
-        )
 
 
 def _services(
