@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from capyctl.checkpoints.sources import Wanted
 from capyctl.documents.model_source import Http
@@ -227,3 +228,30 @@ async def test_a_host_without_downloads_refuses_them():
     with pytest.raises(Refusal, match="downloads no models"):
         await materials.materialize(m.MaterializeSource(command_id="c", document=DOCUMENT, family="llamacpp"))
     assert materials.root is None
+
+
+async def test_what_is_being_removed_is_not_taken_for_what_is_there(slow: Slow, monkeypatch: pytest.MonkeyPatch):
+    class Nothing:
+        async def launches(self) -> list[Any]:
+            return []
+
+    removed, go = threading.Event(), threading.Event()
+
+    def prune(root: Path, kept: set[str]) -> list[Any]:
+        removed.set()
+        assert go.wait(5)
+        return []
+
+    monkeypatch.setattr("capyctl.host.materials.kept.prune", prune)
+    slow.go.set()
+    journal: Any = Nothing()
+    materials = Materials(downloads=made(slow), journal=journal, say=lambda _: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(materials.prune, m.PruneSources(command_id="p", kept=()))
+        await until(removed.is_set)
+        command = m.MaterializeSource(command_id="c", document=DOCUMENT, family="llamacpp")
+        nursery.start_soon(materials.materialize, command)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not slow.begun
+        go.set()
+    assert slow.begun
