@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from capyctl.checkpoints import cache_shape, longest_context, shares, token_bytes, vllm_blocks
+from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.model_config import DTYPE_BYTES
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
@@ -93,12 +94,13 @@ def _held(facts: Mapping[str, Any], document: Deployment, cache: int, family: st
             draft_tokens=token_bytes.draft_tokens(facts, document),
         )
         return _Held(tokens=found.tokens, why=found.why)
+    page = counted(arguments(facts, document), "--page-size") if family == "sglang" else None
     wide = family == "vllm" and (not gpu or facts.get("attention") == "latent")
-    block = _stated_block(document) or (WIDE_BLOCK_TOKENS if wide else BLOCK_TOKENS)
+    block = _stated_block(document) or page or (WIDE_BLOCK_TOKENS if wide else BLOCK_TOKENS)
     tokens = fitted_tokens(cache, per_token, family, block)
     stated = document.engine_config.sglang.max_total_tokens if document.engine_config.sglang is not None else None
     if stated is not None:
-        tokens = min(tokens, stated // BLOCK_TOKENS * BLOCK_TOKENS)
+        tokens = min(tokens, stated // block * block)
     # A window bounds what a long request keeps: its layers are counted as full ones, never too little.
     exact = facts.get("attention") != "sliding"
     blocks_kept = 2 if family == "vllm" else 1
@@ -212,6 +214,9 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
     most = longest_context.longest(facts, document, family)
     if most is not None and (trained is None or most.tokens < trained):
         trained = most.tokens
+    step = _whole_step(facts, document, family)
+    if step is not None and held.tokens is not None and step < min(held.tokens, trained or step + 1):
+        return Context(tokens=step, reason=f"the {step} tokens of a step, since prompts are not cut into pieces")
     if declared is not None:
         if held.tokens is None or not held.exact or declared <= held.tokens:
             return Context(tokens=declared)
@@ -233,6 +238,15 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
         return Context(tokens=trained, reason=f"the {trained} tokens that the model was trained on")
     counted = ", the draft model counted" if facts.get("draft") else ""
     return Context(tokens=held.tokens, reason=f"fitted to {gib(cache)} of KV cache{counted}")
+
+
+def _whole_step(facts: Mapping[str, Any], document: Deployment, family: str) -> int | None:
+    """Tokens of a step of vLLM where a whole prompt has to fit into one; None elsewhere."""
+    own = document.engine_config.vllm
+    if family != "vllm" or own is None or document.engine_config.context_length is not None:
+        return None
+    cut = said(arguments(facts, document), "--no-enable-chunked-prefill") is None
+    return None if cut else own.max_num_batched_tokens
 
 
 def fitted_tokens(cache: int, per_token: int, family: str, block: int = BLOCK_TOKENS) -> int:

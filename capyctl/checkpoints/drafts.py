@@ -51,7 +51,7 @@ def _named(family: str, args: Sequence[str]) -> str | None:
         except (ValueError, RecursionError):
             return None  # the option policy refuses what is no flat object
         name = config.get("model") if isinstance(config, dict) else None
-        return name if isinstance(name, str) else None
+        return name if isinstance(name, str) else said(args, "--spec-model")
     for at in reversed(range(len(args))):  # the last one wins, by whichever of its spellings
         for option in _OPTIONS.get(family, ()):
             if name := said(args[at : at + 2], option):

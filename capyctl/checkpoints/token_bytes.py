@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from capyctl.checkpoints import cache_shape, shares, vllm_blocks
-from capyctl.checkpoints.arguments import arguments, said
+from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.model_config import DTYPE_BYTES
 from capyctl.documents.deployment import Deployment
 
@@ -88,7 +88,10 @@ def layer_bytes(group: cache_shape.CacheLayers, dtype: str, ranks: int) -> int:
 def cache_dtype(facts: Mapping[str, Any], document: Deployment) -> str:
     """The type of the cache: the document's, else the type that it loads the model in, else the checkpoint's."""
     config = document.engine_config
-    words = (config.kv_cache_dtype, config.dtype, facts.get("dtype"))
+    stated = config.kv_cache_dtype
+    if said(arguments(facts, document), "--kv-cache-dtype-skip-layers") is not None:
+        stated = None  # the layers that are left out keep the type of the model: counted for all, never too little
+    words = (stated, config.dtype, facts.get("dtype"))
     return next((str(word) for word in words if word and word != "auto"), "bfloat16")
 
 
@@ -96,7 +99,8 @@ def least_dtype(facts: Mapping[str, Any], document: Deployment) -> str:
     """The narrowest type that the cache may have: the checkpoint may ask for one, and nothing loads in float32."""
     config = document.engine_config
     if config.kv_cache_dtype not in (None, "auto"):
-        return cache_dtype(facts, document)
+        word, latent = str(config.kv_cache_dtype), facts.get("attention") == "latent"
+        return word if word in DTYPE_BYTES or (latent and word in _LATENT_BYTES) else "fp8"
     if facts.get("quantized_cache"):
         return "fp8"
     stated = config.dtype not in (None, "auto")
@@ -140,6 +144,8 @@ def speculation(facts: Mapping[str, Any], document: Deployment) -> Mapping[str, 
 def draft_tokens(facts: Mapping[str, Any], document: Deployment) -> int:
     """What vLLM is asked to speculate at a time; 0 without speculation."""
     number = speculation(facts, document).get("num_speculative_tokens")
+    if number is None:
+        number = counted(arguments(facts, document), "--spec-tokens")
     return number if type(number) is int and 0 < number < 1024 else 0
 
 

@@ -268,3 +268,27 @@ def test_heads_for_speculation_are_counted_in_the_cache_where_they_are_used() ->
     hybrid = tensors(GIB, **delta_net()) | {"mtp_layers": 1}
     roomy = {"memory": {"kv_cache": "2GiB"}, "max_concurrent_requests": 2}
     assert plan(hybrid, deployment(roomy | mtp)).context_tokens < plan(hybrid, deployment(roomy)).context_tokens
+
+
+def test_layers_that_keep_a_wider_cache_are_counted_as_wide() -> None:
+    narrow = {"memory": {"kv_cache": "1GiB"}, "kv_cache_dtype": "fp8"}
+    some = args("--kv-cache-dtype-skip-layers", "0", "1")
+    assert plan(FULL, deployment(narrow)).context_tokens == 16_368
+    assert plan(FULL, deployment(narrow | some)).context_tokens == 8176
+    assert plan(FULL, deployment(narrow | some | {"context_length": 12_000})).context_tokens == 12_000
+    odd = {**narrow, "kv_cache_dtype": "nvfp4"}
+    assert plan(FULL, deployment(odd | some | {"context_length": 12_000})).context_tokens == 12_000
+
+
+def test_pages_of_sglang_are_the_blocks_that_its_cache_is_counted_in() -> None:
+    stated = {"memory": {"kv_cache": "1GiB"}, "sglang": {"max_total_tokens": 1000}}
+    assert plan(FULL, deployment(stated | args("--page-size", "64"), "sglang")).context_tokens == 960
+    assert plan(FULL, deployment(stated, "sglang")).context_tokens == 992
+
+
+def test_a_context_is_fitted_to_a_step_where_prompts_are_not_cut_into_pieces() -> None:
+    stated = {"memory": {"kv_cache": "1GiB"}, "vllm": {"max_num_batched_tokens": 2048}}
+    whole = args("--no-enable-chunked-prefill")
+    assert plan(FULL, deployment(stated)).context_tokens == 8176
+    made = plan(FULL, deployment(stated | whole))
+    assert (made.context_tokens, "of a step" in (made.context_reason or "")) == (2048, True)

@@ -13,19 +13,19 @@ import attrs
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.engine_config import Sglang
 from capyctl.engines.adapter import LaunchFacts
-from capyctl.engines.options import OptionClass, is_option, mentions, normal, value_of
+from capyctl.engines.options import OptionClass, is_option, mentions, normal
 from capyctl.engines.parsers import Choice, Parsers, choices
 from capyctl.engines.python.installation import release
 from capyctl.engines.python.variables import LOOPBACK_ONLY, OFFLINE, UNIFIED
 from capyctl.engines.registered import Registered
+from capyctl.engines.sglang import agreement
+from capyctl.engines.sglang.agreement import DRAFT, SPECULATION
 from capyctl.engines.sglang.installation import NO_PLUGINS
 from capyctl.engines.sglang.options import POLICY
 from capyctl.errors import Refusal, check
 from capyctl.fsm.types import Residency
 from capyctl.units import format_size
 
-SPECULATION = "--speculative-algorithm"
-DRAFT = "--speculative-draft-model-path"
 _GRAPH_BACKENDS_SINCE = (0, 5, 22)
 _STEPS = 10_000  # the fraction has four decimals
 
@@ -211,24 +211,12 @@ def check_document(document: Deployment, registered: Registered) -> None:
             "invalid_config",
             f"{where}.sglang.tokenizer_workers: is {own.tokenizer_workers}; SGLang checks its keys with one alone",
         )
-    _check_draft(document)
+    agreement.check(document)
     why = restart_only(document, registered)
     if why is not None and document.residency in ("deep", "host_backed"):
         raise Refusal(
             "unsupported",
             f"{document.name}: residency: {document.residency} beside {why}. Use residency: restart_only",
-        )
-
-
-def _check_draft(document: Deployment) -> None:
-    args = document.engine_config.extra_args
-    if document.model.draft is None:
-        return
-    if value_of(POLICY, args, SPECULATION) is None:
-        raise Refusal("invalid_config", f"{document.name}: model.draft needs {SPECULATION} in extra_args")
-    if mentions(POLICY, args, DRAFT):
-        raise Refusal(
-            "invalid_config", f"{document.name}: model.draft and {DRAFT} both name the draft model; keep one of them"
         )
 
 

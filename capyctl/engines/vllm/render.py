@@ -19,12 +19,12 @@ from capyctl.engines.parsers import Choice, Parsers, choices
 from capyctl.engines.python.installation import release
 from capyctl.engines.python.variables import LOOPBACK_ONLY, OFFLINE, UNIFIED
 from capyctl.engines.registered import Registered
+from capyctl.engines.vllm import agreement
 from capyctl.engines.vllm.options import POLICY
 from capyctl.errors import Refusal, check
 from capyctl.units import format_size
 
 GUARD = "capyctl_vllm_guard.KeyGuard"
-DEFAULT_SEQUENCES = 32
 SPECULATION = ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens")
 _MIB = 1 << 20
 _CARD_FLOOR_PERCENT, _PERCENT_MAX = 75, 99
@@ -70,7 +70,7 @@ def _block(launch: Launch) -> list[str]:
         block += ["--kv-cache-memory-bytes", str(cache)]
     sequences = config.max_concurrent_requests
     if sequences is not None or not mentions(POLICY, launch.fixed_args, "--max-num-seqs"):
-        block += ["--max-num-seqs", str(sequences or DEFAULT_SEQUENCES)]
+        block += ["--max-num-seqs", str(sequences or agreement.DEFAULT_SEQUENCES)]
     if facts.context_tokens:
         block += ["--max-model-len", str(facts.context_tokens)]
     for option, value in (
@@ -246,6 +246,7 @@ def check_document(document: Deployment, registered: Registered) -> None:
             )
     if document.model.draft is not None and not mentions(POLICY, said, "--speculative-config"):
         raise Refusal("invalid_config", f"{document.name}: model.draft needs --speculative-config in extra_args")
+    agreement.check(document, fixed)
     why = restart_only(document, registered) if document.residency == "deep" else None
     if why is not None:
         raise Refusal(
