@@ -31,6 +31,8 @@ SLOWEST_BYTES: Final = 64 << 10
 """A source that sends less in `SLOW_S` seconds is not waited for: it is asked again, and given up in the end."""
 
 Hear = Callable[[Progress], None]
+_Asked = tuple[HuggingFace | Http, Wanted]
+"""What is one fetch. Not its place: a mirror or a token of another document may do where this one fails."""
 _log = logging.getLogger("capyctl.downloads")
 
 
@@ -51,7 +53,7 @@ class Downloads:
     fetcher: Fetcher
     at_once: int = AT_ONCE
     slow_s: float = SLOW_S
-    _running: dict[str, _Running] = attrs.field(factory=dict)
+    _running: dict[_Asked, _Running] = attrs.field(factory=dict)
     _places: trio.CapacityLimiter = attrs.field(init=False)
     _threads: trio.CapacityLimiter = attrs.field(init=False)
 
@@ -74,11 +76,11 @@ class Downloads:
         found = await trio.to_thread.run_sync(self.fetcher.found, source, wanted)
         if found is not None:
             return found
-        place = place_of(source, wanted)
+        asked = source, wanted
         while True:
-            running = self._running.get(place)
+            running = self._running.get(asked)
             if running is None:
-                return await self._lead(place, source, wanted, hear)
+                return await self._lead(asked, hear)
             running.hear.append(hear)
             try:
                 await running.done.wait()
@@ -89,12 +91,12 @@ class Downloads:
             if running.outcome is not None:
                 raise _again(running.outcome)
 
-    async def _lead(self, place: str, source: HuggingFace | Http, wanted: Wanted, hear: Hear) -> Path:
-        running = self._running[place] = _Running([hear])
+    async def _lead(self, asked: _Asked, hear: Hear) -> Path:
+        running = self._running[asked] = _Running([hear])
         try:
-            running.outcome = await self._fetch(source, wanted, running)
+            running.outcome = await self._fetch(*asked, running)
         finally:
-            del self._running[place]
+            del self._running[asked]
             running.done.set()
         if isinstance(running.outcome, CapyError):
             raise running.outcome

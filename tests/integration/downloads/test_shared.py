@@ -29,7 +29,7 @@ def source(number: int) -> Http:
     return Http(url=f"https://models.example/{number}", sha256=f"{number:064x}")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Slow:
     """Stands for a fetcher: each fetch waits to be let go, and minds its line."""
 
@@ -95,6 +95,36 @@ async def test_two_who_want_one_source_share_one_fetch_and_both_hear_of_it(slow:
         slow.go.set()
     assert slow.begun == [source(1).sha256]
     assert found == [slow.directory(source(1), FILES)] * 2
+
+
+async def test_a_mirror_of_the_same_file_does_not_fail_with_another_address(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+):
+    dead, mirror = (Http(url=f"https://{host}.example/1", sha256="1" * 64) for host in ("dead", "mirror"))
+    fetch = slow.fetch
+
+    def or_not(source: Http, wanted: Wanted, progress: Progress, line: Line) -> Path:
+        found = fetch(source, wanted, progress, line)
+        if source is dead:
+            raise Refusal("not_found", "no")
+        return found
+
+    monkeypatch.setattr(slow, "fetch", or_not)
+    downloads = made(slow)
+    told: dict[str, object] = {}
+
+    async def want(source: Http) -> None:
+        try:
+            told[str(source.url)] = await downloads.have(source, FILES, lambda _: None)
+        except CapyError as wrong:
+            told[str(source.url)] = wrong.code
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(want, dead)
+        nursery.start_soon(want, mirror)
+        await until(lambda: len(slow.begun) == 2)
+        slow.go.set()
+    assert told == {str(dead.url): "not_found", str(mirror.url): slow.directory(mirror, FILES)}
 
 
 async def test_two_sources_are_fetched_at_a_time_and_the_third_waits_for_its_turn(slow: Slow):
