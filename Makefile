@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 READY  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-outside test-vllm check format spec mutants campaign faults bench lock clean
+.PHONY: help demo test test-vllm check format spec mutants campaign faults bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,15 +21,28 @@ $(READY): requirements-dev.lock requirements-model.lock pyproject.toml
 demo: $(READY)  ## install, start, deploy two real models, ask them, watch a switch
 	$(BIN)/capyctl demo $(DEMO)
 
-test: check  ## everything CI runs: check, then all tests
-	+$(MAKE) --no-print-directory -j2 -Otarget test-core test-outside
+# Lanes run two at a time and are begun in this order: the long ones first, the short ones fill what is left.
+# Those that compute go beside those that wait for real processes. The last one has what no other names.
+LANES := test-acceptance test-worlds test-parking test-core test-cli test-server test-host test-rest
 
-# Two halves side by side: one computes, the other mostly waits for real processes.
-test-core:
-	$(BIN)/pytest tests/property tests/shell $(PYTEST)
+test-acceptance: TESTS := tests/integration/acceptance
+test-worlds:     TESTS := $(wildcard tests/property/test_world*.py)
+test-parking:    TESTS := tests/integration/parking
+test-core:       TESTS := tests/property tests/shell --ignore-glob='tests/property/test_world*.py'
+test-cli:        TESTS := tests/integration/cli tests/integration/docs
+test-server:     TESTS := tests/integration/server
+test-host:       TESTS := tests/integration/host
+test-rest:       TESTS := tests --ignore=tests/property --ignore=tests/shell \
+  $(foreach of,acceptance parking cli docs server host,--ignore=tests/integration/$(of))
+.PHONY: $(LANES)
 
-test-outside:
-	$(BIN)/pytest tests/engines tests/integration tests/nvml tests/real $(PYTEST)
+# Compiled once, not in each of the processes that tests start, where those are told to write no bytecode.
+test: $(READY)  ## everything CI runs: check and all tests, in lanes side by side
+	$(BIN)/python -m compileall -q capyctl
+	+$(MAKE) --no-print-directory -k -j2 -Otarget check $(LANES)
+
+$(LANES):
+	$(BIN)/pytest $(TESTS) $(PYTEST)
 
 VLLM := .venv-vllm
 
