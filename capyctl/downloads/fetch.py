@@ -337,11 +337,11 @@ def sync(directory: Path) -> None:
 def _held(work: Path, place: str, line: Line, progress: Progress) -> Iterator[None]:
     """Hold the source's parts. Whoever waits for another fetch of it shows that as the phase. Raises: Stopped."""
     while True:
-        for directory in ("files", "part"):
-            (work / directory).mkdir(parents=True, exist_ok=True)
-        with locked(work) as held:
+        with locked(work, make=True) as held:
             if held:
                 progress.phase = "asking"
+                for directory in ("files", "part"):
+                    (work / directory).mkdir(exist_ok=True)
                 (work / PLACE).write_text(place, "ascii")
                 try:
                     yield
@@ -355,9 +355,21 @@ def _held(work: Path, place: str, line: Line, progress: Progress) -> Iterator[No
 
 
 @contextlib.contextmanager
-def locked(work: Path) -> Iterator[bool]:
-    """Try to hold a directory; the system lets go of it with the process. False: somebody does, or it is gone."""
-    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def locked(work: Path, *, make: bool = False) -> Iterator[bool]:
+    """Try to hold a directory; the system lets go of it with the process. False: somebody does, or it is gone.
+
+    Args:
+      make: make it first. Whoever holds it may be removing it, so that it can be gone all the same.
+    """
+    try:
+        if make:
+            work.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileExistsError, FileNotFoundError):
+        if work.is_symlink() or (work.exists() and not work.is_dir()):
+            raise
+        yield False
+        return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -62,8 +62,7 @@ def prune(root: Path, kept: Collection[str]) -> list[Kept]:
         if one.place in kept:
             continue
         work = parts_of(root, one.place)
-        work.mkdir(parents=True, exist_ok=True)
-        with locked(work) as held:
+        with locked(work, make=True) as held:
             if not held:
                 continue  # somebody fetches it
             if one.complete:

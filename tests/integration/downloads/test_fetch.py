@@ -700,6 +700,41 @@ def test_a_place_that_cannot_be_written_is_named(here: Here, hub: Hub):
     assert (wrong.code, str(here.root / "sources") in wrong.message) == ("invalid_root", True)
 
 
+def test_parts_that_another_fetch_removes_at_this_moment_are_made_again(here: Here, monkeypatch: pytest.MonkeyPatch):
+    """Whoever ended without a byte takes the directory away, while others are about to use it."""
+    made, mkdir, hold = [], Path.mkdir, os.open
+    (here.root / "sources/.parts").mkdir(parents=True)
+
+    def late(self: Path, *more: Any, **words: Any) -> None:
+        if self.parent.name == ".parts":
+            made.append(self)
+            if len(made) == 1:
+                raise FileExistsError(17, "File exists", str(self))
+        mkdir(self, *more, **words)
+
+    def gone(path: Any, *more: Any) -> int:
+        if len(made) == 2 and Path(path).parent.name == ".parts":
+            Path(path).rmdir()
+            made.append(Path(path))
+        return hold(path, *more)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    monkeypatch.setattr("capyctl.downloads.fetch.os.open", gone)
+    assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(made) == 4
+
+
+def test_a_file_where_parts_are_to_be_is_named(here: Here):
+    name = hashlib.sha256(f"sources/huggingface/{REPO}/{COMMIT}/tensors".encode()).hexdigest()[:24]
+    (here.root / "sources/.parts").mkdir(parents=True)
+    (here.root / "sources/.parts" / name).write_text("mine")
+    wrong = here.refused()
+    assert (wrong.code, name in wrong.message) == ("invalid_root", True)
+    (here.root / "sources/.parts" / name).unlink()
+    (here.root / "sources/.parts" / name).symlink_to("nowhere")
+    assert here.refused().code == "invalid_root"
+
+
 def test_what_a_kill_left_beside_a_complete_model_is_tidied(here: Here):
     here.fetch()
     name = hashlib.sha256(f"sources/huggingface/{REPO}/{COMMIT}/tensors".encode()).hexdigest()[:24]
