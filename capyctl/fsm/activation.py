@@ -29,7 +29,7 @@ from capyctl.fsm.effects import (
     StopEnded,
 )
 from capyctl.fsm.gate import Closure, ReadyProven, ReasonAdded
-from capyctl.fsm.proofs import GoneProof
+from capyctl.fsm.proofs import GoneProof, NeverLaunched
 from capyctl.fsm.run import (
     ATTEMPTS_MAX,
     CLOSING,
@@ -43,6 +43,7 @@ from capyctl.fsm.run import (
     cooldown_ms,
     later,
     made_ready,
+    pause_ms,
     shows_gone,
     stronger,
 )
@@ -65,6 +66,9 @@ class ActivationPhase(enum.Enum):
 
 
 P = ActivationPhase
+
+NO_ROOM = frozenset({"insufficient_memory", "insufficient_device_memory", "device_unobserved", "stale_observation"})
+"""What a host refuses a launch with when it sees other memory, right before it, than was known when it was charged."""
 
 # --- state ----------------------------------------------------------------------------------------
 
@@ -393,12 +397,13 @@ def record_processes(state: State, event: f.Spawned) -> State:
 
 
 def spend_attempt(state: State, event: f.LaunchFailed) -> State:
-    """one attempt is spent; the next waits out a cooldown"""
+    """one attempt is spent; the next waits out a cooldown, or a look where the host only found no room"""
     attempts = state.run.attempts + 1
+    found_no_room = isinstance(event.proof, NeverLaunched) and event.code in NO_ROOM
     return State(
         phase=state.phase,
         hold=HoldCause.COOLDOWN,
-        hold_ends_at_ms=Millis(event.now_ms + cooldown_ms(attempts)),
+        hold_ends_at_ms=Millis(event.now_ms + pause_ms(attempts, found_no_room=found_no_room)),
         run=attrs.evolve(
             blank(state.run),
             wait_ends_at_ms=state.run.wait_ends_at_ms,
@@ -693,7 +698,7 @@ ACTIVATION: Machine[State] = Machine(
         ignore(ANY - IN_FLIGHT, f.LaunchReady, why="Of an older launch, which is settled."),
         Row(when=IN_FLIGHT, on=f.LaunchFailed, given=failed_for_now, to=P.HELD, change=spend_attempt,
             emits=(release_charge, attempt_failed),
-            why="13: proven gone, so nothing stays charged. A taken port or a shortage may pass: 30, 60, 120 s."),
+            why="13: proven gone, so nothing stays charged. A port may come free: 30, 60 s; memory: 2, 30 s."),
         Row(when=IN_FLIGHT, on=f.LaunchFailed, given=failed_for_good, to=P.FAILED, change=fail,
             emits=(release_charge, start_failed),
             why="An exit before ready would be the same again: the operation ends, admission stays open."),

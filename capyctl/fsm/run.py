@@ -30,6 +30,7 @@ from capyctl.fsm.types import (
 ATTEMPTS_MAX = 3  # launches in one start operation
 COOLDOWN_MS = Millis(30_000)  # after the first failed attempt or operation; doubles
 COOLDOWN_MAX_MS = Millis(600_000)
+LOOK_MS = Millis(2_000)  # hosts look at their memory each second: by then what a launch was refused by is seen here too
 SOON_MS = Millis(60_000)  # an exit this soon after READY is a failed operation
 IDLE_GATE_MS = Millis(30_000)  # how long a stop waits for an engine to read idle
 TERMINATE_MS = Millis(60_000)  # SIGTERM, the wait, SIGKILL, and the look afterwards
@@ -157,6 +158,18 @@ class Run:
 def cooldown_ms(failed: int) -> Millis:
     """30 s after the first failure, doubling, ten minutes at most."""
     return Millis(min(COOLDOWN_MS * 2 ** (failed - 1), COOLDOWN_MAX_MS))
+
+
+def pause_ms(attempts: int, *, found_no_room: bool) -> Millis:
+    """Until the next attempt of an operation.
+
+    Args:
+      found_no_room: the host found less free than was known here, and refused before anything began. The first time
+        one look later is soon enough: from then on the start waits for the memory itself.
+    """
+    if not found_no_room:
+        return cooldown_ms(attempts)
+    return LOOK_MS if attempts == 1 else cooldown_ms(attempts - 1)
 
 
 def blank(run: Run) -> Run:

@@ -65,12 +65,12 @@ def placed(now: int, number: int) -> f.Placed:
     )
 
 
-def failed(now: int, number: int, *, transient: bool) -> f.LaunchFailed:
+def failed(now: int, number: int, *, transient: bool, code: str = "launch_failed") -> f.LaunchFailed:
     run = Run(lane=LANE, generation=Generation(number))
     return f.LaunchFailed(
         now_ms=Millis(now),
         token=Token(number),
-        code="launch_failed",
+        code=code,
         reason="exit 1: no such file",
         proof=lives.never(run),
         transient=transient,
@@ -132,6 +132,24 @@ def test_a_taken_port_is_tried_three_times_with_growing_pauses_and_then_it_is_fa
     state = play(m.ACTIVATION, state, story, ends=ActivationPhase.FAILED)
     assert state.run.charged is Phase.NONE
     assert state.run.last_error == Problem(code="launch_failed", reason="exit 1: no such file")
+
+
+def test_a_start_that_its_host_found_no_room_for_looks_again_at_once_and_then_waits_for_the_memory_itself():
+    """What was free when it was charged was taken before it was launched; whoever waits is not held half a minute."""
+    short = "insufficient_device_memory"
+    story: list[tuple[f.Fact, list[Any]]] = [
+        (activated(0), []),
+        (placed(0, 1), [x.RaiseCharge, x.SendLaunch]),
+        (failed(100, 1, transient=True, code=short), [x.ReleaseCharge, x.AttemptFailed]),
+        (f.Ticked(now_ms=Millis(2_099)), []),
+        (f.Ticked(now_ms=Millis(2_100)), []),
+        (f.NotPlaced(now_ms=Millis(2_100), code=short, reason="needs 14.0 GiB", final=False), []),
+        (placed(9_000, 2), [x.RaiseCharge, x.SendLaunch]),
+        (failed(9_100, 2, transient=True, code=short), [x.ReleaseCharge, x.AttemptFailed]),
+        (f.Ticked(now_ms=Millis(39_099)), []),
+    ]
+    state = play(m.ACTIVATION, born(), story, ends=ActivationPhase.HELD)
+    assert state.hold_ends_at_ms == 39_100
 
 
 def test_an_exit_before_ready_ends_the_operation_and_the_pause_doubles_up_to_ten_minutes():
