@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -299,21 +300,35 @@ def started_once(home: Home) -> None:
     assert start.ended() == 0
 
 
-def test_lost_credentials_are_not_made_anew(home):
-    started_once(home)
-    (home.state / "identity/credentials").unlink()
-    code, line = refused(home.start(ready=False))
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which a role was started once and ended well; for copies."""
+    made = Home(tmp_path_factory.mktemp("ended") / "home")
+    made.path.mkdir(mode=0o700)
+    started_once(made)
+    return made.path
+
+
+@pytest.fixture
+def begun(home: Home, ended: Path) -> Home:
+    """A home of this test's own that is a copy of `ended`."""
+    shutil.copytree(ended, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("stderr-*"))
+    return home
+
+
+def test_lost_credentials_are_not_made_anew(begun):
+    (begun.state / "identity/credentials").unlink()
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [unauthorized]: ")) == (3, True)
-    assert not (home.state / "identity/credentials").exists()
+    assert not (begun.state / "identity/credentials").exists()
 
 
 @pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "empty"])
-def test_a_lost_store_is_not_made_anew(home, lose):
-    started_once(home)
+def test_a_lost_store_is_not_made_anew(begun, lose):
     for name in ("srv.sqlite3-wal", "srv.sqlite3-shm"):
-        (home.state / "server" / name).unlink(missing_ok=True)
-    lose(home.state / "server/srv.sqlite3")
-    code, line = refused(home.start(ready=False))
+        (begun.state / "server" / name).unlink(missing_ok=True)
+    lose(begun.state / "server/srv.sqlite3")
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [unreconciled]: ")) == (6, True)
     assert "srv.sqlite3" in line
 
@@ -337,12 +352,11 @@ def test_a_state_is_not_begun_anew_beside_engines_of_the_one_that_was_removed(ho
             one.wait()
 
 
-def test_a_lost_host_identity_is_not_made_anew(home):
-    started_once(home)
-    path = home.state / "host/host.json"
+def test_a_lost_host_identity_is_not_made_anew(begun):
+    path = begun.state / "host/host.json"
     lost = json.loads(path.read_text())
     path.unlink()
-    code, line = refused(home.start(ready=False))
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [unreconciled]: ")) == (6, True)
     assert str(path) in line
     assert json.loads(line[line.index("{") : line.index("}") + 1]) == lost  # and it can be written again from that
@@ -350,7 +364,7 @@ def test_a_lost_host_identity_is_not_made_anew(home):
     for exchanged, code in ((True, 6), (False, 0)):
         path.write_text(json.dumps({**lost, "host_id": ulid.fresh()} if exchanged else lost) + "\n")
         path.chmod(0o600)
-        start = home.start(ready=not exchanged)
+        start = begun.start(ready=not exchanged)
         if not exchanged:
             start.process.terminate()
         assert start.ended() == code
@@ -371,23 +385,21 @@ def test_a_role_whose_terminal_closes_ends_as_if_it_had_been_asked_to(home):
     assert start.ended() == 0
 
 
-def test_a_store_of_a_newer_release_is_left_alone(home):
-    started_once(home)
-    database = sqlite3.connect(home.state / "server/srv.sqlite3")
+def test_a_store_of_a_newer_release_is_left_alone(begun):
+    database = sqlite3.connect(begun.state / "server/srv.sqlite3")
     database.execute(f"PRAGMA user_version = {len(schema.STORE) + 1}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
-    before = {path: path.read_bytes() for path in (home.state / "server").iterdir()}
-    code, line = refused(home.start(ready=False))
+    before = {path: path.read_bytes() for path in (begun.state / "server").iterdir()}
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [store_from_newer_version]: ")) == (5, True)
-    assert {path: path.read_bytes() for path in (home.state / "server").iterdir()} == before
+    assert {path: path.read_bytes() for path in (begun.state / "server").iterdir()} == before
 
 
-def test_a_state_of_another_machine_is_refused(home):
-    started_once(home)
-    path = home.state / "host/host.json"
+def test_a_state_of_another_machine_is_refused(begun):
+    path = begun.state / "host/host.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "name": "elsewhere"}))
-    code, line = refused(home.start(ready=False))
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [host_name_changed]: ")) == (2, True)
     assert "elsewhere" in line
 
@@ -417,10 +429,9 @@ def _linked(name: str) -> Callable[[Path], Path]:
 @pytest.mark.parametrize(
     "spoil", [_open_identity, _linked("server"), _linked("host"), _linked("identity")], ids=["open", "s", "h", "i"]
 )
-def test_a_directory_of_the_state_that_is_not_its_owners_alone_is_refused(home, spoil):
-    started_once(home)
-    path = spoil(home.state)
-    code, line = refused(home.start(ready=False))
+def test_a_directory_of_the_state_that_is_not_its_owners_alone_is_refused(begun, spoil):
+    path = spoil(begun.state)
+    code, line = refused(begun.start(ready=False))
     assert (code, line.startswith("error [unsafe_file]: ")) == (13, True)
     assert str(path) in line
 
