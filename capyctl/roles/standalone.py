@@ -151,7 +151,10 @@ def _first_start(settings: StandaloneSettings) -> Credentials:
     try:
         os.makedirs(settings.models_dir, mode=0o755, exist_ok=True)
     except OSError as wrong:
-        raise Refusal("invalid_config", f"the models directory {settings.models_dir}: {wrong.strerror}") from None
+        why = "it is no directory" if isinstance(wrong, FileExistsError) else wrong.strerror
+        raise Refusal(
+            "invalid_config", f"the models directory {settings.models_dir}: {why}. Name another with --models-root"
+        ) from None
     return credentials
 
 
