@@ -77,7 +77,7 @@ class ParkMachine(Machine):
         full = held(ready)
         phases = {"cold": full, "ready": full}
         if residency != "restart_only":
-            phases |= {"parking": full, "parked": held(parked), "wake": full}
+            phases |= {"parking": full, "parked": held(parked, claims=False), "wake": full}
         body = {
             "name": name,
             "engine": family,

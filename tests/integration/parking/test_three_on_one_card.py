@@ -1,4 +1,4 @@
-"""Three models of 14, 14 and 12 GB on a card of 24 GB, from documents that say nothing of memory.
+"""Three models of 14, 14 and 12 GB on a card of 24 GB, from documents that say nothing of memory, or all of it.
 
 Everybody is answered, each switch parks one and wakes one, and status says where every figure came from.
 """
@@ -9,6 +9,7 @@ import collections
 import hashlib
 import itertools
 import json
+import os
 from pathlib import Path
 
 from tests.engines.checkpoints import write_checkpoint
@@ -20,6 +21,7 @@ from .machine import PORTS, ParkMachine, park_machine, sampled
 GB = 10**9
 MODELS = {"ada": ("vllm", 14), "grace": ("vllm", 14), "tom": ("sglang", 12)}
 LIMIT = 24 * GIB
+STATED = int(os.environ.get("CAPYCTL_TEST_TURNS", "12"))  # a switch takes a third of a second
 SETTINGS = (
     "host.resource_policy.queue.admission_window=1ms",  # that window is waited out on purpose
     "host.resource_policy.memory.system.managed_limit=90%",  # 4 GiB of RAM are set aside for each engine
@@ -47,41 +49,59 @@ def test_fifty_requests_that_alternate_among_three_models_are_all_answered(tmp_p
         assert {(one["device_provenance"], one["host_provenance"]) for one in estimated.values()} == {
             ("derived", "derived")
         }
-        order = list(itertools.islice(itertools.cycle(MODELS), 50))
-        with sampled(here.cards) as seen:
-            answers = [(name, here.ask(name, max_tokens=4)) for name in order]
-        assert [(name, answer.status) for name, answer in answers] == [(name, 200) for name in order]
-        assert all(answer.json["model"] == name for name, answer in answers)
-        texts = collections.defaultdict(set)
-        for name, answer in answers:
-            texts[name].add(answer.text)
-        assert all(len(said) == 1 for said in texts.values()), "the same question is answered alike after each wake"
-
-        starts = dict.fromkeys(MODELS, 0)
-        sleeps = wakes = 0
-        for made in here.installations.values():
-            for start in made.starts():
-                argv = start["argv"]
-                starts[next(name for name in MODELS if name in argv)] += 1
-            sleeps += len(made.calls("/sleep", "/release_memory_occupation"))
-            wakes += len(made.calls("/resume_memory_occupation"))
-            wakes += len([call for call in made.calls("/wake_up") if call["query"] == "tags=weights"])
-        assert starts == dict.fromkeys(MODELS, 1), "nobody was started twice"
-        assert (sleeps, wakes) == (49, 47)
-
-        took = sorted(answer.took_s for _, answer in answers[3:])
-        print(
-            f"50 of 50 answered; median switch {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s; {sleeps} parks, "
-            f"{wakes} wakes; card at most {max(seen) / GIB:.1f} of {LIMIT / GIB:.0f} GiB in {len(seen)} samples"
-        )
-        assert here.cards.peak(0) <= LIMIT
-        assert max(seen) <= LIMIT
+        alternate(here, 50)
         says_where_its_figures_come_from(here)
         before = {name: here.view(name)["memory"] for name in MODELS}
         assert here.terminate() == 0
         here.start()
         assert {name: here.view(name)["memory"] for name in MODELS} == before, "what was measured outlives the role"
         assert here.terminate() == 0
+
+
+def test_the_same_three_take_turns_by_memory_that_their_documents_state(tmp_path: Path) -> None:
+    with park_machine(tmp_path, PORTS, {"vllm": {}, "sglang": {}}, SETTINGS) as here:
+        for name, (family, weights) in MODELS.items():
+            here.put(name, family, weights * GIB, (weights + 2) * GIB)
+        alternate(here, STATED)
+        for name in MODELS:
+            rows = {(row["phase"], row["domain"]): row for row in here.view(name)["memory"]}
+            assert rows["ready", "gpu0"]["bytes"] == (MODELS[name][1] + 2) * GIB
+            assert rows["ready", "gpu0"]["provenance"] == "declared"
+        assert here.terminate() == 0
+
+
+def alternate(here: ParkMachine, requests: int) -> None:
+    """Ask the three in turn: everybody is answered, each switch parks one and wakes one, the card is never over."""
+    order = list(itertools.islice(itertools.cycle(MODELS), requests))
+    with sampled(here.cards) as seen:
+        answers = [(name, here.ask(name, max_tokens=4)) for name in order]
+    assert [(name, answer.status) for name, answer in answers] == [(name, 200) for name in order]
+    assert all(answer.json["model"] == name for name, answer in answers)
+    texts = collections.defaultdict(set)
+    for name, answer in answers:
+        texts[name].add(answer.text)
+    assert all(len(said) == 1 for said in texts.values()), "the same question is answered alike after each wake"
+
+    starts = dict.fromkeys(MODELS, 0)
+    sleeps = wakes = 0
+    for made in here.installations.values():
+        for start in made.starts():
+            argv = start["argv"]
+            starts[next(name for name in MODELS if name in argv)] += 1
+        sleeps += len(made.calls("/sleep", "/release_memory_occupation"))
+        wakes += len(made.calls("/resume_memory_occupation"))
+        wakes += len([call for call in made.calls("/wake_up") if call["query"] == "tags=weights"])
+    assert starts == dict.fromkeys(MODELS, 1), "nobody was started twice"
+    assert (sleeps, wakes) == (requests - 1, requests - len(MODELS))
+
+    took = sorted(answer.took_s for _, answer in answers[3:])
+    print(
+        f"{requests} of {requests} answered; median switch {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s; "
+        f"{sleeps} parks, {wakes} wakes; card at most {max(seen) / GIB:.1f} of {LIMIT / GIB:.0f} GiB "
+        f"in {len(seen)} samples"
+    )
+    assert here.cards.peak(0) <= LIMIT
+    assert max(seen) <= LIMIT
 
 
 def says_where_its_figures_come_from(here: ParkMachine) -> None:
