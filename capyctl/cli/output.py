@@ -137,6 +137,14 @@ def first_line(text: Any) -> str:
     return " ".join(str(text).partition("\n")[0].removesuffix(":").split())
 
 
+def context_note(facts: Mapping[str, str]) -> str:
+    """What a plan's facts say against its context: that the cache holds less, and the longest input then."""
+    warning, longest = facts.get("context_warning"), facts.get("longest_input")
+    if not warning:
+        return ""
+    return f"; {warning}" + (f", so inputs end at {longest}" if longest else "")
+
+
 def print_error(error: CapyError, *, as_json: bool) -> None:
     """`error [code]: message` on stderr, or a JSON object with the same facts."""
     if as_json:

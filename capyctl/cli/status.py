@@ -12,7 +12,18 @@ from typing import Any
 
 from capyctl.cli.lifecycle import ended, management, startup_cell
 from capyctl.cli.listing import domains_of, host_names
-from capyctl.cli.output import PLAIN, Common, emit_json, first_line, key_lines, memory, say, summary, table
+from capyctl.cli.output import (
+    PLAIN,
+    Common,
+    context_note,
+    emit_json,
+    first_line,
+    key_lines,
+    memory,
+    say,
+    summary,
+    table,
+)
 from capyctl.cli.progress import being_measured, downloaded
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
@@ -103,10 +114,12 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
         if view.get("engine_note"):
             lines["Engine"] += f"; {view['engine_note']}"
     lines |= residency_line(view)
-    context = view.get("context")
+    context, facts = view.get("context"), view.get("facts") or {}
     if context:
         why = context.get("reason")
-        lines["Context"] = f"{context.get('tokens')} tokens{f', {why}' if why else ''}"
+        lines["Context"] = f"{context.get('tokens')} tokens{f', {why}' if why else ''}{context_note(facts)}"
+    if facts.get("running_limited"):
+        lines["Running"] = str(facts["running_limited"]).removeprefix("Running ")
     if view.get("parsers"):
         lines["Parsers"] = parser_line(view["parsers"])
     stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from capyctl.cli.output import PLAIN, Common, Words, emit_json, key_lines, say, the_file
+from capyctl.cli.output import PLAIN, Common, Words, context_note, emit_json, key_lines, say, the_file
 from capyctl.documents import kinds, places, strict
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
@@ -186,9 +186,12 @@ def _lines(made: Preview) -> dict[str, str]:
             stated = document.engine_config.memory.kv_cache is not None
             lines["KV cache"] = f"{gib(int(facts['kv_cache_bytes']))} ({'deployment' if stated else 'derived'})"
         if plan.context_tokens:
-            lines["Context"] = f"{plan.context_tokens} tokens ({plan.context_reason or 'deployment'})"
+            lines["Context"] = (
+                f"{plan.context_tokens} tokens ({plan.context_reason or 'deployment'}){context_note(facts)}"
+            )
         stated = document.engine_config.max_concurrent_requests is not None
-        lines["Requests"] = f"{plan.slots} at a time ({'deployment' if stated else 'default'})"
+        source = "limited by the state cache" if "running_limited" in facts else "deployment" if stated else "default"
+        lines["Requests"] = f"{plan.slots} at a time ({source})"
         if "tool_call_parser" in facts:
             lines["Parsers"] = _parsers(facts)
         lines["Initialize"] = _bound(plan.initialize_ms, document.timeouts.initialize is not None)

@@ -51,7 +51,7 @@ def telling(lines: Sequence[str]) -> str | None:
         if not plain or any(words in low for words in _SAYS_NOTHING) or plain.startswith(_LESS):
             continue
         if _ERROR.search(plain):
-            return bounded(" ".join(plain.split()))
+            return bounded(" ".join(plain.split()).rstrip(".: "))
     return None
 
 

@@ -66,12 +66,19 @@ class Sglang(SglangRoutes):
         most = model.context
         wanted = args.context_length or most
         if wanted > most:
-            say(
-                f"ValueError: User-specified context_length ({wanted}) is greater than the derived "
-                f"context_length ({most}). To allow overriding this maximum, set the env var "
-                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+            long = (
+                f"Warning: User-specified context_length ({wanted}) is greater than the derived context_length "
+                f"({most}). This may lead to incorrect model outputs or CUDA errors. Note that the derived "
+                "context_length may differ from max_position_embeddings in the model's config."
             )
-            return 1
+            allowed = os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0").lower() in ("1", "true")
+            if not allowed:
+                say(
+                    f"ValueError: {long} To allow overriding this maximum, set the env var "
+                    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+                )
+                return 1
+            self.log(long)
         self.context = int(wanted)
         self.scheduler = Scheduler(args.max_running_requests or RUNNING)
         self.scheduler.on_change = self.written

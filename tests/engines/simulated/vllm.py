@@ -114,9 +114,17 @@ class Vllm(VllmRoutes):
         if wanted in (None, -1):
             return most
         if wanted > most:
+            long = (
+                f"User-specified max_model_len ({wanted}) is greater than the derived max_model_len "
+                f"(max_position_embeddings={float(most)} or model_max_length=None in model's config.json)."
+            )
+            if os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").lower() in ("1", "true"):
+                self.log(f"{long} VLLM_ALLOW_LONG_MAX_MODEL_LEN must be used with extreme caution.")
+                return int(wanted)
             say(
-                f"  Value error, User-specified max_model_len ({wanted}) is greater than the derived max_model_len "
-                f"(max_position_embeddings={most} or model_max_length=None in model's config.json).",
+                f"  Value error, {long} To allow overriding this maximum, set the env var "
+                "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. VLLM_ALLOW_LONG_MAX_MODEL_LEN must be used with extreme caution. "
+                "[type=value_error, input_value=ArgsKwargs((), {'model': '…'}), input_type=ArgsKwargs]",
             )
             return None
         return int(wanted)
@@ -177,7 +185,8 @@ class Vllm(VllmRoutes):
             cache = self._profiled_cache(weights // ranks, per_token)
         self.cache_bytes = int(cache) * ranks
         self.log(f"Available KV cache memory: {cache / GIB:.2f} GiB", core=True)
-        tokens = self.cache_bytes // per_token // 16 * 16
+        block = args.block_size or 16
+        tokens = max(0, self.cache_bytes // (block * per_token) - 1) * block  # one block is the pool's own
         if tokens < self.context:
             need = self.context * per_token
             say(

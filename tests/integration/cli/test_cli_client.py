@@ -94,6 +94,16 @@ def test_a_copy_that_outgrew_its_bound_is_shown(shell: Shell, role: FakeRole, in
     )
 
 
+def test_a_context_above_the_cache_and_requests_below_the_wish_are_shown(shell: Shell, role: FakeRole) -> None:
+    short = "32000 tokens are more than the 7280 that 1.0 GiB of KV cache hold"
+    running = "Running limited to 3 requests by the state cache"
+    facts = {"context_warning": short, "longest_input": "7273", "running_limited": running}
+    role.add("writer", context={"tokens": 32000, "reason": None}, facts=facts)
+    shown = shell("status", "deployment", "writer").out
+    assert f"  Context   32000 tokens; {short}, so inputs end at 7273\n" in shown
+    assert "  Running   limited to 3 requests by the state cache\n" in shown
+
+
 def test_deploy_activate_wait_ends_with_the_ready_summary(shell: Shell, role: FakeRole) -> None:
     pending = 409, {"error": {"code": "checkpoint_digest_pending", "message": "not yet", "retryable": True}}
     role.refuse["start"] = [pending]
