@@ -14,7 +14,8 @@ import attrs
 
 from capyctl.checkpoints.machines import GIB, Machine
 from capyctl.documents.deployment import Deployment
-from capyctl.documents.resources import PhaseResources
+from capyctl.documents.resources import PhaseResources, check_ram
+from capyctl.documents.strict import Wrong, refusal
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, Phase, Residency
 from capyctl.ledger.types import Allocation, DomainKind, HostPolicy
@@ -148,7 +149,7 @@ def declared_phases(
             raise Refusal(
                 "invalid_config", f"{document.name}: resources.{phase.value}: is required for a model that parks"
             )
-        phases[phase] = _declared_phase(block, policy, machine, phase)
+        phases[phase] = _declared_phase(document.name, block, policy, machine, phase)
     return phases
 
 
@@ -158,23 +159,32 @@ def states_parking(document: Deployment) -> bool:
     return resources is None or all(getattr(resources, phase.value) is not None for phase in STEPS)
 
 
-def _declared_phase(block: PhaseResources, policy: HostPolicy, machine: Machine, phase: Phase) -> Allocation:
+def _declared_phase(
+    document: str, block: PhaseResources, policy: HostPolicy, machine: Machine, phase: Phase
+) -> Allocation:
     amounts = {Domain(allocation.domain): counted_bytes(allocation.bytes.bytes) for allocation in block.allocations}
     unknown = sorted(set(amounts) - set(policy.domains))
     if unknown:
         known = ", ".join(sorted(policy.domains))
         raise Refusal(
-            "host_ineligible", f"resources.{phase.value}: {policy.name} has no domain {unknown[0]}; it has {known}"
+            "host_ineligible",
+            f"{document}: resources.{phase.value}: {policy.name} has no domain {unknown[0]}; it has {known}",
         )
     if machine.card and machine.system is not None and machine.system not in amounts:
         raise Refusal(
-            "missing_system_allocation", f"resources.{phase.value}: a model on a card also needs {machine.system}"
+            "missing_system_allocation",
+            f"{document}: resources.{phase.value}: a model on a card also needs {machine.system}",
         )
     host_kv = {
         Domain(allocation.domain): Bytes(allocation.host_kv_bytes.bytes)
         for allocation in block.allocations
         if allocation.host_kv_bytes.bytes
     }
+    if phase is Phase.PARKED:
+        try:
+            check_ram(phase.value, block)
+        except Wrong as wrong:
+            raise refusal(wrong.under("resources"), document) from None
     # A parked engine holds memory on its card and does not use it: others may.
     uses = phase is not Phase.PARKED and (block.devices or block.cards or not machine.card)
     return Allocation(bytes=amounts, claims=machine.claims if uses else (), host_kv=host_kv)
@@ -191,6 +201,7 @@ def check_fits(
         for domain, amount in allocation.bytes.items():
             limits = policy.domains[domain]
             most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
+            _check_host_kv(allocation, domain, policy, name)
             if amount <= most or provenance[phase] == "whole_host":
                 continue
             card = limits.kind is DomainKind.DEVICE
@@ -205,3 +216,16 @@ def check_fits(
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,
             )
+
+
+def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, name: str) -> None:
+    stated, limit = allocation.host_kv.get(domain, 0), policy.domains[domain].host_kv_bytes
+    if stated > limit:
+        needs, there = larger(stated, limit)
+        raise Refusal(
+            "category_limit",
+            f"{name} needs {needs} of KV cache in host memory on {domain} of {policy.name}; at most {there} may be "
+            "used for that there. Lower its host_kv_bytes",
+            details={"domain": domain, "needs_bytes": stated, "limit_bytes": limit, "host": policy.name},
+            retryable=False,
+        )

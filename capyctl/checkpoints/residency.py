@@ -22,8 +22,8 @@ from capyctl.checkpoints.phases import (
 from capyctl.checkpoints.sizing_tensors import rank_weights
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
-from capyctl.fsm.types import Residency
-from capyctl.ledger.types import HostPolicy
+from capyctl.fsm.types import Phase, Residency
+from capyctl.ledger.types import Allocation, HostPolicy
 from capyctl.units import gib
 
 
@@ -93,11 +93,14 @@ def _keeps_from_parking(
     return None
 
 
-def check_unmeasured(document: Deployment, policy: HostPolicy, *, provisional: Residency) -> None:
+def check_unmeasured(
+    document: Deployment, policy: HostPolicy, *, provisional: Residency
+) -> dict[Phase, Allocation] | None:
     """Refuse what a host can tell of a document before its checkpoint is measured: devices and stated memory.
 
     Args:
       provisional: as for `settle`.
+    Returns: what each phase is charged, where `resources` state it.
     Raises: Refusal `host_ineligible`, `missing_system_allocation`, `host_backed_unavailable`,
       `insufficient_resources`, `insufficient_device_memory`; `invalid_config` naming a phase that is missing.
     """
@@ -105,10 +108,11 @@ def check_unmeasured(document: Deployment, policy: HostPolicy, *, provisional: R
     if document.residency == "host_backed":
         check_host_backed(document, machine, policy.name, 0)
     if document.resources is None:
-        return
+        return None
     parks = document.residency is not None or (states_parking(document) and machine.has_gpu)
     phases = declared_phases(document, policy, machine, provisional if parks else Residency.RESTART_ONLY)
     check_fits(phases, dict.fromkeys(phases, "declared"), policy, document.name)
+    return phases
 
 
 def check_host_backed(document: Deployment, machine: Machine, host: str, copy_bytes: int) -> None:

@@ -22,6 +22,7 @@ from capyctl.fsm.operation import Kind
 from capyctl.fsm.run import CLOSING
 from capyctl.fsm.table import Refused
 from capyctl.fsm.types import DeploymentId, Millis, OperationId, Origin
+from capyctl.ledger import together
 
 RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
 
@@ -145,6 +146,8 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
         raise _Turned("still_stopping", WORDS["still_stopping"].format(name=row.spec.name))
     alike = row.spec.same_but_count(spec)
     count_only = alike and (row.spec.instances != spec.instances or _at_work(book, row.state.deployment))
+    if count_only and row.state.phase is deployment.Phase.ACTIVE and spec.instances > row.spec.instances:
+        _check_together(book, row, spec)
     if alike:
         settled = row.spec
         spec = attrs.evolve(spec, residency=settled.residency, residency_reason=settled.residency_reason)
@@ -179,6 +182,16 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
         # Its document is what it was, its files may not be: whoever deploys again means those that are there now.
         book.order(Measure(deployment=row.state.deployment, revision=after.revision))
     return _activated(book, event, row.state.deployment, revision=after.revision)
+
+
+def _check_together(book: Book, row: DeploymentRow, spec: Spec) -> None:
+    """More instances than its hosts can ever hold are refused at once: what each needs is known already."""
+    if not set(spec.hosts) <= set(row.plans):
+        return
+    policies = {host: book.hosts[host].policy for host in row.plans}
+    found = together.too_many(spec.instances, row.plans, policies, named=spec.devices, max_per_host=spec.max_per_host)
+    if found is not None:
+        raise _Turned(found.code, found.message(spec.name))
 
 
 def _at_work(book: Book, identity: DeploymentId) -> bool:

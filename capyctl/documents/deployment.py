@@ -16,7 +16,7 @@ import attrs
 from capyctl.documents import reader, strict
 from capyctl.documents.engine_config import FAMILIES, EngineConfig
 from capyctl.documents.model_source import Model
-from capyctl.documents.resources import PHASES, SERVING, DeviceClaim, PhaseResources, Resources
+from capyctl.documents.resources import PHASES, SERVING, DeviceClaim, PhaseResources, Resources, check_ram
 from capyctl.documents.scalars import Name, Route
 from capyctl.documents.strict import Wrong, at_least, no_more_than, within
 from capyctl.errors import Refusal
@@ -103,7 +103,10 @@ class Deployment:
         _check_names(self)
         _check_placement(self)
         _check_resources(self)
+        _check_instances(self)
         _check_deadlines(self)
+        if self.lmcache == "off" and self.lmcache_pool is not None:
+            raise Wrong(("lmcache_pool",), f"is {self.lmcache_pool}, and lmcache is off; keep one of them")
         if self.api == "decisions" and self.residency in ("deep", "host_backed"):
             raise Wrong(("residency",), "a decisions deployment is restart_only: it does not park", _DECISIONS)
         if self.family in FAMILIES:
@@ -116,10 +119,11 @@ class Deployment:
 
     @property
     def claims(self) -> tuple[DeviceClaim, ...]:
-        """The devices it is to run on: what `devices` says, else what its `resources` claim."""
-        if any(claim.id is not None or claim.sharing is not None for claim in self.devices) or self.resources is None:
-            return self.devices
-        return self.resources.claims or self.devices
+        """The devices it is to run on: what `devices` says, and what its `resources` claim where that says nothing."""
+        claimed = () if self.resources is None else self.resources.claims
+        if all(claim == DeviceClaim() for claim in self.devices):
+            return claimed or self.devices
+        return tuple(_together(claim, _twin(claim, index, claimed)) for index, claim in enumerate(self.devices))
 
     @property
     def family(self) -> str:
@@ -210,15 +214,39 @@ def _check_placement(self: Deployment) -> None:
         raise Wrong(("devices",), "an id means one host's card; name that host with `host`")
 
 
+def _check_instances(self: Deployment) -> None:
+    """What the document alone shows to be too many of them. What hosts can hold is asked when it is deployed."""
+    hosts = 1 if self.host is not None else len(self.placement.hosts)
+    each = self.placement.max_per_host
+    if hosts and each is not None and self.instances > hosts * each:
+        raise Wrong(
+            ("instances",),
+            f"is {self.instances}; placement.max_per_host, {each}, on {hosts} host{'s' if hosts > 1 else ''} allows "
+            f"{hosts * each}. Lower it, or raise the other",
+        )
+    alone = next((claim.id for claim in self.claims if claim.id is not None and claim.sharing == "exclusive"), None)
+    if alone is not None and self.instances > 1:
+        raise Wrong(("instances",), f"is {self.instances}, and each wants {alone} exclusively; state 1, or share it")
+
+
 def _check_resources(self: Deployment) -> None:
     """What `resources` may not stand beside. What it contradicts by itself is refused where it is read."""
     resources, parks = self.resources, self.residency in ("deep", "host_backed")
     if resources is None:
         return
-    if self.engine_config.memory.startup is not None:
+    for field, stated_as in (("startup", "the start's memory as cold"), ("request", "its memory as ready")):
+        if getattr(self.engine_config.memory, field) is not None:
+            if resources.short:
+                stated_as = "its memory as gpu and ram"
+            raise Wrong(
+                ("engine_config", "memory", field),
+                f"cannot stand beside resources, which state {stated_as}; leave it out",
+            )
+    cache, held = self.engine_config.memory.kv_cache, resources.serving_bytes
+    if cache is not None and cache.bytes >= held:
         raise Wrong(
-            ("engine_config", "memory", "startup"),
-            "cannot stand beside resources, which state the start's memory as cold; leave it out",
+            ("engine_config", "memory", "kv_cache"),
+            f"is {cache}, which leaves no room for weights in the {Size(held)} of resources while it serves",
         )
     if resources.short and parks:
         raise Wrong(
@@ -230,7 +258,13 @@ def _check_resources(self: Deployment) -> None:
     for phase in PHASES if parks else ():
         if getattr(resources, phase) is None:
             raise Wrong(("resources", phase), f"is required for residency {self.residency}; state what it holds then")
+    if parks and resources.parked is not None:
+        try:
+            check_ram("parked", resources.parked)
+        except Wrong as wrong:
+            raise wrong.under("resources") from None
     _check_claims(self, resources)
+    _check_sharing(self, resources)
 
 
 def _check_claims(self: Deployment, resources: Resources) -> None:
@@ -253,6 +287,41 @@ def _check_claims(self: Deployment, resources: Resources) -> None:
                 ("resources", phase, "allocations"),
                 f"hold memory on {len(block.cards)} of {self.topology.ranks} cards; state that of each rank's card",
             )
+
+
+def _check_sharing(self: Deployment, resources: Resources) -> None:
+    """A device is shared or exclusive for the whole life of an engine: what is said of it twice must agree."""
+    claims = self.claims
+    for phase, block in resources.stated.items():
+        for index, claim in enumerate(block.devices):
+            known = _twin(claim, index, claims)
+            if claim.sharing is None or known is None or claim.sharing == known.sharing:
+                continue
+            said = "devices" if any(one.sharing is not None for one in self.devices) else "the ready phase"
+            word = f"says {known.sharing}" if known.sharing else "says nothing of it"
+            raise Wrong(
+                ("resources", phase, "devices", index, "sharing"),
+                f"is {claim.sharing}, and {said} {word}; say the same everywhere",
+            )
+
+
+def _twin(claim: DeviceClaim, index: int, others: tuple[DeviceClaim, ...]) -> DeviceClaim | None:
+    """The claim among `others` that is of the same device: by its id, else the one in its place."""
+    if claim.id is not None:
+        named = next((other for other in others if other.id == claim.id), None)
+        if named is not None:
+            return named
+    placed = others[index] if index < len(others) else None
+    return placed if placed is None or None in (placed.id, claim.id) else None
+
+
+def _together(claim: DeviceClaim, twin: DeviceClaim | None) -> DeviceClaim:
+    if twin is None:
+        return claim
+    return DeviceClaim(
+        id=claim.id if claim.id is not None else twin.id,
+        sharing=claim.sharing if claim.sharing is not None else twin.sharing,
+    )
 
 
 def _check_deadlines(self: Deployment) -> None:

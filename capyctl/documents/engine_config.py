@@ -40,6 +40,10 @@ class Memory:
             raise Wrong(
                 ("kv_cache",), f"is {self.kv_cache}, which leaves no room for weights in memory.request, {self.request}"
             )
+        if self.kv_cache is not None and self.startup is not None and self.kv_cache >= self.startup:
+            raise Wrong(
+                ("kv_cache",), f"is {self.kv_cache}, which leaves no room for weights in memory.startup, {self.startup}"
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -23,6 +23,8 @@ SERVING: Final = ("cold", "ready", "parking", "wake")
 """Phases in which the engine has its memory; `parked` is what is left of it."""
 SYSTEM: Final = "system"
 UNIFIED: Final = "unified"
+LEAST_RAM: Final = Size(64 << 20)
+"""What an engine process holds of the RAM at the least: what is charged below it, no observation tells from nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,6 +100,11 @@ class PhaseResources:
         return tuple(str(one.domain) for one in self.allocations if one.on_card and one.bytes.bytes)
 
     @property
+    def ram(self) -> PhaseAllocation | None:
+        """What it holds where its processes lie: the RAM beside cards, or the one memory of the machine."""
+        return next((one for one in self.allocations if not one.on_card), None)
+
+    @property
     def total_bytes(self) -> int:
         return sum(one.bytes.bytes for one in self.allocations)
 
@@ -134,6 +141,13 @@ class Resources:
         return {phase: block for phase, block in found if block is not None}
 
     @property
+    def serving_bytes(self) -> int:
+        """All that it holds while it serves, in all its memory."""
+        if self.gpu is not None and self.ram is not None:
+            return self.gpu.bytes + self.ram.bytes
+        return 0 if self.ready is None else self.ready.total_bytes
+
+    @property
     def claims(self) -> tuple[DeviceClaim, ...]:
         """The devices that it serves on; none in the short form, which leaves that to the deployment."""
         return () if self.ready is None else self.ready.devices
@@ -154,6 +168,8 @@ class Resources:
                 raise Wrong((name,), f"is required beside {other}; state both, or the phases instead")
             if size.bytes == 0:
                 raise Wrong((name,), "is 0B; state what the engine holds there, or the phases instead")
+        if self.ram is not None and self.ram < LEAST_RAM:
+            raise Wrong(("ram",), too_little(self.ram))
 
     def _check_phases(self) -> None:
         stated = self.stated
@@ -169,10 +185,28 @@ class Resources:
                 raise Wrong((phase, "allocations"), "hold nothing; state the bytes of each memory domain")
             if block.devices and not block.cards and block.on(UNIFIED) is None:
                 raise Wrong((phase, "devices"), "claims a device and holds nothing on a card; state its bytes")
+            check_ram(phase, block)
             if block is not ready:
                 _check_covers(block, ready, phase)
         if "parked" in stated:
             _check_residue(stated["parked"], ready)
+
+
+def check_ram(phase: str, block: PhaseResources) -> None:
+    """Refuse a phase in which the engine's processes would live in no memory. Raises: Wrong."""
+    ram = block.ram
+    if ram is not None and ram.bytes >= LEAST_RAM:
+        return
+    where = (phase, "allocations")
+    if ram is None:
+        raise Wrong(where, f"name neither {SYSTEM} nor {UNIFIED}, where its processes lie; state its bytes")
+    code = "missing_system_allocation" if ram.domain == SYSTEM and block.cards else "invalid_config"
+    raise Wrong((*where, block.allocations.index(ram), "bytes"), too_little(ram.bytes, f" on {ram.domain}"), code)
+
+
+def too_little(stated: Size, where: str = "") -> str:
+    """`is 0B on system; an engine's processes …`"""
+    return f"is {stated}{where}; an engine's processes hold {LEAST_RAM} of RAM at the least. State what yours hold"
 
 
 def _check_covers(block: PhaseResources, ready: PhaseResources, phase: str) -> None:
@@ -188,7 +222,9 @@ def _check_covers(block: PhaseResources, ready: PhaseResources, phase: str) -> N
 
 
 def _check_residue(parked: PhaseResources, ready: PhaseResources) -> None:
-    """A parked engine is the ready one less what it gave back. Source: memory 17, M5."""
+    """A parked engine is the ready one less what it gave back, and uses no device. Source: memory 4.1, 17 (M5)."""
+    if parked.devices:
+        raise Wrong(("parked", "devices"), "claims a device, and a parked engine uses none; leave them out")
     for index, left in enumerate(parked.allocations):
         served = ready.on(left.domain) or Size(0)
         if left.bytes > served:

@@ -23,9 +23,10 @@ from capyctl.engines.families import traits_of
 from capyctl.engines.parking import provisional, residency_reason
 from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Refusal
-from capyctl.fsm.types import Activation, Device, HostId, Millis, Residency
+from capyctl.fsm.types import Activation, Device, HostId, Millis, Phase, Residency
+from capyctl.ledger import together
 from capyctl.ledger.placement import Strategy
-from capyctl.ledger.types import HostPolicy
+from capyctl.ledger.types import Allocation, HostPolicy, Plan
 from capyctl.units import Duration
 
 
@@ -49,7 +50,12 @@ class Allowed:
 
 
 def accept(
-    config: Mapping[str, Any], profiles: Profiles, hosts: Sequence[Allowed], request_deadline_ms: Millis
+    config: Mapping[str, Any],
+    profiles: Profiles,
+    hosts: Sequence[Allowed],
+    request_deadline_ms: Millis,
+    *,
+    more_hosts: bool = False,
 ) -> Spec:
     """Check a deployment document against everything that is known before its checkpoint is.
 
@@ -57,6 +63,7 @@ def accept(
       config: the document as plain data, from a strict parser.
       hosts: every enrolled host, in preference order.
       request_deadline_ms: the hosts' bound; a deployment may state a shorter one.
+      more_hosts: others may be enrolled, so that what is too much for these is not too much for ever.
     Raises: Refusal with the document's, the profile's or the placement's code; nothing is stored then.
     """
     document = parse_deployment(config, "config")
@@ -73,11 +80,11 @@ def accept(
             "invalid_config", f"{document.name}: {named[0]} means one host's card; name that host with `host`"
         )
     residency = provisional(completed, registered)
-    _check_memory(completed, allowed, residency)
+    plans = _check_memory(completed, allowed, residency)
     explicit = completed.lifecycle.activation == "explicit" or any(
         host.activation is Activation.EXPLICIT for host in allowed
     )
-    return Spec(
+    spec = Spec(
         name=completed.name,
         routes=tuple(completed.routes),
         profile=registered.name,
@@ -94,6 +101,35 @@ def accept(
         strategy=Strategy(completed.placement.strategy),
         devices=tuple(Device(str(device)) for device in named),
         request_deadline_ms=_deadline(completed, request_deadline_ms),
+    )
+    if not more_hosts or completed.placement.hosts:
+        _check_count(spec)
+        if plans is not None:
+            check_together(spec, plans, {host.host: host.policy for host in allowed if host.policy is not None})
+    return spec
+
+
+def check_together(spec: Spec, plans: Mapping[HostId, Plan], policies: Mapping[HostId, HostPolicy]) -> None:
+    """Refuse more instances than all of these hosts can ever hold at once.
+
+    Raises: Refusal with the code of what bounds them, and figures; not retryable.
+    """
+    found = together.too_many(spec.instances, plans, policies, named=spec.devices, max_per_host=spec.max_per_host)
+    if found is not None:
+        raise Refusal(found.code, found.message(spec.name), details=found.details(), retryable=False)
+
+
+def _check_count(spec: Spec) -> None:
+    """Refuse more instances than `max_per_host` lets all hosts take, whatever memory they have."""
+    if spec.max_per_host is None or spec.instances <= spec.max_per_host * len(spec.hosts):
+        return
+    most = spec.max_per_host * len(spec.hosts)
+    raise Refusal(
+        "host_ineligible",
+        f"{spec.name}: instances: is {spec.instances}, and placement.max_per_host, {spec.max_per_host}, on "
+        f"{len(spec.hosts)} host{'s' if len(spec.hosts) > 1 else ''} allows {most}. Lower it, or raise the other",
+        details={"instances": spec.instances, "instances_max": most},
+        retryable=False,
     )
 
 
@@ -142,18 +178,34 @@ def _allowed(document: Deployment, hosts: Sequence[Allowed]) -> list[Allowed]:
     return found
 
 
-def _check_memory(document: Deployment, allowed: Sequence[Allowed], residency: Residency) -> None:
-    """Refuse what none of the allowed hosts can hold, as far as the document alone says what that is."""
+def _check_memory(document: Deployment, allowed: Sequence[Allowed], residency: Residency) -> dict[HostId, Plan] | None:
+    """Refuse what none of the allowed hosts can hold, as far as the document alone says what that is.
+
+    Returns: what each host that can would be charged; None where the document or a host leaves that open.
+    """
     refused: list[CapyError] = []
+    plans: dict[HostId, Plan] | None = {}
     for host in allowed:
         if host.policy is None:
-            return
+            return None
         try:
-            check_unmeasured(document, host.policy, provisional=residency)
+            phases = check_unmeasured(document, host.policy, provisional=residency)
         except CapyError as wrong:
             refused.append(wrong)
+            continue
+        if phases is None:
+            plans = None
+        elif plans is not None:
+            plans[host.host] = stated_plan(phases)
     if len(refused) == len(allowed):
         raise refused[0]
+    return plans
+
+
+def stated_plan(phases: Mapping[Phase, Allocation]) -> Plan:
+    """What `resources` state, for whoever judges memory alone."""
+    provenance = dict.fromkeys(phases, "declared")
+    return Plan(phases=phases, provenance=provenance, initialize_ms=Millis(0), wake_ms=Millis(0), context_tokens=0)
 
 
 def _deadline(document: Deployment, most_ms: Millis) -> Millis | None:

@@ -23,6 +23,7 @@ from capyctl.documents.model_source import Local
 from capyctl.errors import CapyError, InvariantBroken, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Residency
 from capyctl.ledger.types import HostPolicy, Plan
+from capyctl.server.deploy import check_together
 from capyctl.session import messages as m
 
 T = TypeVar("T", bound=m.Result)
@@ -53,9 +54,11 @@ class Measuring:
             spec = spec_of(self.book, order.deployment, order.revision)
             document = deployment_of(spec)
             found, tiers, refused = None, {}, Refusal("host_ineligible", "none of the allowed hosts is connected")
+            looked_at: set[HostId] = set()
             for host in spec.hosts:
                 try:
                     checkpoint = await self._digest(host, spec, order)
+                    looked_at.add(host)
                     if found is not None and checkpoint.digest != found.digest:
                         raise Refusal("checkpoint_mismatch", f"host {host} holds other files under the same name")
                     tiers[host] = checkpoint, self._residency(host, checkpoint, spec, document)
@@ -70,6 +73,8 @@ class Measuring:
                     refused = Refusal(wrong.code, wrong.message)
             if found is None or not plans:
                 raise refused
+            if looked_at.issuperset(spec.hosts):  # another one may hold what these cannot
+                check_together(spec, plans, {host: self._policy(host) for host in plans})
         except CapyError as wrong:
             return events.RevisionUnusable(
                 deployment=order.deployment,

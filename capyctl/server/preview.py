@@ -24,7 +24,7 @@ from capyctl.engines.registered import Registered
 from capyctl.fsm.types import Millis, Residency
 from capyctl.ledger.estimates import source
 from capyctl.ledger.types import HostPolicy, Plan
-from capyctl.server.deploy import Allowed, Profiles, accept
+from capyctl.server.deploy import Allowed, Profiles, accept, check_together
 from capyctl.server.measuring import deployment_of
 
 Facts = Mapping[str, Any]  # of a checkpoint, as sizing takes them
@@ -67,15 +67,17 @@ class Preview:
         return self.site.request_deadline_ms if stated is None else stated
 
 
-def preview(document: Deployment, sites: Sequence[Site]) -> list[Preview]:
+def preview(document: Deployment, sites: Sequence[Site], *, more_hosts: bool = False) -> list[Preview]:
     """What `document` would be on each of the hosts that it may run on.
 
+    Args:
+      more_hosts: as for `accept`.
     Raises: Refusal with the code that deploying, measuring or sizing it would have.
     """
     config, hosts = strict.unstructure(document.completed()), [site.allowed for site in sites]
     found = []
     for site in sites:
-        spec = accept(config, site.profiles, hosts, site.request_deadline_ms)
+        spec = accept(config, site.profiles, hosts, site.request_deadline_ms, more_hosts=more_hosts)
         if site.allowed.host not in spec.hosts:
             continue
         settled = deployment_of(spec)
@@ -84,7 +86,11 @@ def preview(document: Deployment, sites: Sequence[Site]) -> list[Preview]:
         made = Preview(site=site, registered=registered, document=settled, spec=spec, facts=facts)
         found.append(made if facts is None else _settled(made, facts))
     tiers = [made.residency for made in found if made.residency is not None]
-    return [_sized(made, residency.one_for_all(tiers)) for made in found]
+    sized = [_sized(made, residency.one_for_all(tiers)) for made in found]
+    plans = {made.site.policy.host: made.plan for made in sized if made.plan is not None}
+    if len(plans) == len(found) and (document.completed().placement.hosts or not more_hosts):
+        check_together(found[0].spec, plans, {made.site.policy.host: made.site.policy for made in found})
+    return sized
 
 
 def _settled(made: Preview, facts: Facts) -> Preview:

@@ -214,14 +214,20 @@ def documents(draw: st.DrawFn, policy: HostPolicy, engine: str) -> Deployment:
     if stated:
         memory.pop("request", None)
     if stated == "short" and ranks == 1:
-        fields["resources"] = {"gpu": draw(_sizes(1, 160 << 10)), "ram": draw(_sizes(1, 8 << 10))}
+        fields["resources"] = {"gpu": draw(_sizes(1, 160 << 10)), "ram": draw(_sizes(64, 8 << 10))}
     if stated == "phases":
-        ready = draw(st.integers(1, 160 << 10))
+        ready = draw(st.integers(64, 160 << 10))
         names = on_cards[:ranks] or ["unified"]
         held = [{"domain": name, "bytes": f"{ready}MiB"} for name in names]
         if on_cards:
             held.append({"domain": "system", "bytes": "4GiB"})
         block = {"allocations": held, "devices": [{}] * ranks if on_cards else []}
-        left = {"allocations": [{**one, "bytes": "1MiB"} for one in held]}
+        left = {"allocations": [{**one, "bytes": "1MiB" if one["domain"] in on_cards else "64MiB"} for one in held]}
         fields["resources"] = {"cold": block, "ready": block, "parking": block, "parked": left, "wake": block}
-    return deployment(config, engine, **fields)
+    try:
+        return deployment(config, engine, **fields)
+    except CapyError as refused:
+        if "which leaves no room for weights" not in refused.message:
+            raise
+        memory.pop("kv_cache")  # as large as the whole: the one pair that contradicts itself here
+        return deployment(config, engine, **fields)

@@ -84,3 +84,62 @@ def test_a_card_that_resources_claim_by_name_is_the_card_it_runs_on() -> None:
     with pytest.raises(CapyError) as refused:
         accepted({"resources": phases(GPU, RAM, id="gpu0")}, cards(), cards())
     assert "name that host with `host`" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("document", "policies", "code", "said"),
+    [
+        (
+            {"instances": 9, "resources": phases({**GPU, "bytes": "12GiB"}, RAM)},
+            (cards(),),
+            "insufficient_device_memory",
+            "State instances: ",
+        ),
+        (
+            {"instances": 999, "resources": {"gpu": "1GiB", "ram": "1GiB"}},
+            (plain(),),
+            "insufficient_resources",
+            "holds",
+        ),
+        ({"instances": 2, "placement": {"max_per_host": 1}}, (plain(),), "host_ineligible", "on 1 host allows 1"),
+        (
+            {"instances": 3, "placement": {"max_per_host": 1}},
+            (plain(), spark()),
+            "host_ineligible",
+            "on 2 hosts allows 2",
+        ),
+        (
+            {"instances": 9, "resources": phases(GPU, RAM, sharing="exclusive")},
+            (cards(),),
+            "device_conflict",
+            "exclusively",
+        ),
+    ],
+)
+def test_instances_that_never_fit_together_are_refused_at_once(
+    document: dict[str, Any], policies: tuple[HostPolicy, ...], code: str, said: str
+) -> None:
+    with pytest.raises(CapyError) as refused:
+        accepted(document, *policies)
+    assert (refused.value.code, refused.value.retryable) == (code, False)
+    assert said in refused.value.message
+    assert refused.value.details["instances"] == document["instances"] > refused.value.details["instances_max"]
+    fitting = document | {"instances": max(1, refused.value.details["instances_max"])}
+    assert accepted(fitting, *policies).instances == fitting["instances"]
+
+
+def test_hosts_that_may_still_be_enrolled_keep_a_count_open() -> None:
+    document = {"name": "x", "engine": "vllm", "model": "m", "instances": 2, "placement": {"max_per_host": 1}}
+    hosts = [Allowed(host=HostId("H0"), name="h0", policy=plain())]
+    assert accept(document, OneProfile(), hosts, Millis(600_000), more_hosts=True).instances == 2
+    document["placement"] = {"max_per_host": 1, "hosts": ["h0"]}  # those are all that it may use
+    with pytest.raises(CapyError, match="on 1 host allows 1"):
+        accept(document, OneProfile(), hosts, Millis(600_000), more_hosts=True)
+
+
+def test_a_parked_engine_has_processes_too_whether_its_residency_is_stated_or_not() -> None:
+    full, left = phases(GPU, RAM)["cold"], {"allocations": [{**GPU, "bytes": "1GiB"}, {**RAM, "bytes": "0B"}]}
+    stated = {"cold": full, "ready": full, "parking": full, "parked": left, "wake": full}
+    with pytest.raises(CapyError, match=r"x: resources\.parked\.allocations\[1\]\.bytes: is 0B on system"):
+        accepted({"resources": stated}, cards())
+    assert accepted({"resources": stated, "residency": "restart_only"}, cards()).name == "x"

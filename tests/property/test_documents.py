@@ -256,9 +256,14 @@ def deployments(draw: st.DrawFn) -> dict[str, Any]:
         document["routes"] = draw(st.lists(st.sampled_from(["A", "b/c", "Ünïcode", "d e"]), min_size=1, unique=True))
     if draw(st.booleans()):
         document["host"] = draw(names)
-        document["devices"] = draw(st.sampled_from([[], [{"id": "gpu0"}], [{"sharing": "exclusive"}]]))
+        document["devices"] = draw(
+            st.sampled_from(
+                [[], [{"id": "gpu0"}], [{"sharing": "exclusive"}], [{"id": "gpu0", "sharing": "exclusive"}]]
+            )
+        )
     if draw(st.booleans()):
-        document["instances"] = draw(st.integers(1, 1024))
+        alone = {"id": "gpu0", "sharing": "exclusive"} in document.get("devices", ())
+        document["instances"] = 1 if alone else draw(st.integers(1, 1024))
     if draw(st.booleans()):
         document["timeouts"] = {"initialize": draw(bounded), "wake": draw(bounded)}
         document["request_deadline"] = "600s"
@@ -274,7 +279,7 @@ def deployments(draw: st.DrawFn) -> dict[str, Any]:
     if config:
         document["engine_config"] = config
     if engine != "my-profile" and draw(st.booleans()):
-        document["resources"] = {"gpu": draw(sizes), "ram": draw(sizes)}
+        document["resources"] = {"gpu": draw(sizes), "ram": draw(st.integers(1 << 26, 1 << 44).map(format_size))}
         document["residency"] = "restart_only"
     document["lifecycle"] = {"warm": draw(st.booleans())}
     return document

@@ -136,6 +136,54 @@ def made(resources: Any, **more: Any) -> Deployment:
             "resources.cold.allocations: hold memory on 1 of 2 cards",
             "each rank's card",
         ),
+        (
+            {"gpu": "8GiB", "ram": GIB},
+            {"engine_config": {"memory": {"request": "2GiB"}}},
+            "engine_config.memory.request: cannot stand beside resources, which state its memory as gpu and ram",
+            "leave it out",
+        ),
+        (
+            FIVE,
+            {"engine_config": {"memory": {"request": "2GiB"}}},
+            "engine_config.memory.request: cannot stand beside resources, which state its memory as ready",
+            "leave it out",
+        ),
+        (
+            FIVE,
+            {"engine_config": {"memory": {"kv_cache": "5GiB"}}},
+            "engine_config.memory.kv_cache: is 5GiB, which leaves no room for weights in the 5GiB of resources",
+            "while it serves",
+        ),
+        (
+            {"gpu": GIB, "ram": "1B"},
+            {},
+            "resources.ram: is 1B; an engine's processes hold 64MiB",
+            "State what yours hold",
+        ),
+        (
+            {"cold": UNIFIED, "ready": {"allocations": [{"domain": "unified", "bytes": "63MiB"}], "devices": [{}]}},
+            {},
+            "resources.ready.allocations[0].bytes: is 63MiB on unified; an engine's processes hold 64MiB",
+            "State what yours hold",
+        ),
+        (
+            FIVE | {"parked": LEFT | {"devices": [{"id": "gpu0"}]}},
+            {},
+            "resources.parked.devices: claims a device, and a parked engine uses none",
+            "leave them out",
+        ),
+        (
+            FIVE | {"cold": CARD | {"devices": [{"id": "gpu0", "sharing": "exclusive"}]}},
+            {},
+            "resources.cold.devices[0].sharing: is exclusive, and the ready phase says nothing of it",
+            "say the same everywhere",
+        ),
+        (
+            FIVE | {"ready": CARD | {"devices": [{"id": "gpu0", "sharing": "exclusive"}]}},
+            {"devices": [{"sharing": "shared"}]},
+            "resources.ready.devices[0].sharing: is exclusive, and devices says shared",
+            "say the same everywhere",
+        ),
     ],
 )
 def test_each_contradiction_is_one_line_with_the_field_and_the_way_out(
@@ -155,6 +203,51 @@ def test_a_card_without_ram_beside_it_has_a_code_of_its_own() -> None:
         made({"cold": bare, "ready": bare})
     assert (refused.value.code, refused.value.exit_code) == ("missing_system_allocation", 2)
     assert "names gpu0 and not system" in refused.value.message
+
+
+def test_an_engine_on_a_card_has_processes_in_ram_in_every_phase_of_its_life() -> None:
+    for stated in ("0B", "1B", "65535KiB"):
+        on_card = [CARD["allocations"][0], {"domain": "system", "bytes": stated}]
+        for phase in PHASES:
+            with pytest.raises(CapyError) as refused:
+                made(FIVE | {phase: FIVE[phase] | {"allocations": on_card}}, residency="deep")
+            assert refused.value.code == "missing_system_allocation"
+            assert f"resources.{phase}.allocations[1].bytes: is {stated} on system" in refused.value.message
+    gone = FIVE | {"parked": {}}
+    assert made(gone, residency="restart_only").resources is not None  # nothing is left of what has ended
+    with pytest.raises(CapyError, match="name neither system nor unified"):
+        made(gone, residency="deep")
+
+
+def test_what_devices_leave_open_the_claims_of_resources_say() -> None:
+    alone = CARD | {"devices": [{"id": "gpu0", "sharing": "exclusive"}]}
+    stated = {"cold": CARD, "ready": alone}
+    for devices in ([], [{}], [{"id": "gpu0"}], [{"sharing": "exclusive"}]):
+        (claim,) = made(stated, devices=devices, host="a").claims
+        assert (claim.id, claim.sharing) == ("gpu0", "exclusive")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"instances": 3, "host": "a", "placement": {"max_per_host": 2}}, "max_per_host, 2, on 1 host allows 2"),
+        (
+            {"instances": 5, "placement": {"hosts": ["a", "b"], "max_per_host": 2}},
+            "max_per_host, 2, on 2 hosts allows 4",
+        ),
+        ({"instances": 2, "host": "a", "devices": [{"id": "gpu0", "sharing": "exclusive"}]}, "wants gpu0 exclusively"),
+        ({"lmcache": "off", "lmcache_pool": "1GiB"}, "lmcache_pool: is 1GiB, and lmcache is off"),
+        (
+            {"engine_config": {"memory": {"kv_cache": "2GiB", "startup": "2GiB"}}},
+            "no room for weights in memory.startup",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_by_the_document_alone(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(CapyError) as refused:
+        parse_deployment({"name": "x", "engine": "vllm", "model": "m", **more}, "x.yaml")
+    assert refused.value.code == "invalid_config"
+    assert said in refused.value.message
 
 
 @pytest.mark.parametrize("engine", ["tensorfold"])

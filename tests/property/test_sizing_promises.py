@@ -32,6 +32,7 @@ from capyctl.errors import CapyError
 from capyctl.fsm.types import Bytes, Domain, Phase, Residency
 from capyctl.ledger.estimates import with_measured
 from capyctl.ledger.types import DomainKind, HostPolicy, Plan
+from capyctl.units import parse_size
 
 many = settings(
     derandomize=True,
@@ -112,6 +113,8 @@ def test_what_llama_cpp_allocates_fits_its_ready_charge_with_weights_and_context
     if stated is not None:
         config = {**config, "memory": {k: v for k, v in config.get("memory", {}).items() if k != "request"}}
         fields["resources"] = {"gpu": f"{stated}MiB", "ram": "1GiB"}
+        cache = config["memory"].get("kv_cache")
+        assume(cache is None or parse_size(cache).bytes < (stated + 1024) << 20)
     document = deployment(config, "llamacpp", **fields)
     made = planned(facts, document, policy)
     assume(made is not None)

@@ -281,6 +281,20 @@ def an_unknown_launch_that_exits_is_looked_at_at_once() -> None:
     reaches(here, a, ActivationPhase.HELD, within_ms=6_000)
 
 
+def a_look_that_finds_nothing_ends_what_its_operator_stopped_meanwhile() -> None:
+    here = checked(shell(11))
+    a = here.deploy(PLAIN)
+    here.run(4_000)
+    here.faults.percent = {"exit_early": 100, "order_lost": 100}
+    here.start(a)
+    reaches(here, a, CleanupPhase.RECONCILING)
+    here.faults.percent = {"order_late": 100}  # the look is under way when the operator stops it
+    here.run(2_000)
+    here.stop(a)
+    reaches(here, a, ActivationPhase.STOPPED, within_ms=900_000)
+    assert not list(here.world.book.ledger.rows())
+
+
 def an_idle_wait_that_is_never_answered_is_given_up() -> None:
     here, a = begun(PLAIN)
     here.faults.percent = {"order_silent": 100}
@@ -1165,6 +1179,7 @@ CORNERS: tuple[Callable[[], None], ...] = (
     three_lost_launches_that_are_gone_spend_the_attempts,
     a_launch_that_still_loads_past_its_bound_is_ended_and_tried_again,
     an_unknown_launch_that_exits_is_looked_at_at_once,
+    a_look_that_finds_nothing_ends_what_its_operator_stopped_meanwhile,
     an_idle_wait_that_is_never_answered_is_given_up,
     a_host_that_says_again_that_it_is_there_disturbs_no_launch,
     an_idle_park_gives_way_to_a_request_and_to_an_operator,

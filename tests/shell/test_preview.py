@@ -71,6 +71,11 @@ def refusal(call: Any) -> CapyError:
         (400, (card_host(BOX),), {}),
         (4, (unified_host(SPARK),), {"engine_config": {"memory": {"request": "5GiB"}}}),
         (30, (card_host(BOX),), {"residency": "host_backed"}),
+        (4, (card_host(BOX),), {"instances": 3}),
+        (4, (card_host(BOX),), {"instances": 9}),
+        (4, (unified_host(SPARK),), {"instances": 4}),
+        (4, (unified_host(SPARK),), {"instances": 40}),
+        (4, (card_host(BOX), unified_host(SPARK)), {"instances": 40}),
     ],
 )
 async def test_a_preview_is_what_measuring_comes_to(
