@@ -101,8 +101,6 @@ def _siblings(
     try:
         api = hub.HfApi(endpoint=endpoint, token=token or False, library_name="capyctl")
         info = api.model_info(source.repo, revision=source.revision, files_metadata=True)
-        if len(info.siblings or ()) > FILES_MAX:
-            raise Refusal("too_large", f"{source.repo} has more than {FILES_MAX} files")
         rows = [_file(hub, endpoint, source, row) for row in info.siblings or ()]
         commit = info.sha
     except (CapyError, Interrupted, Stopped):
@@ -149,6 +147,17 @@ def _file(hub: Any, endpoint: str, source: HuggingFace, row: Any) -> RemoteFile:
     )
 
 
+def _check_bounded(body: bytes, url: str) -> None:
+    """Refuse what would fill the memory, before the library makes objects of it."""
+    try:
+        said = bounded_json.parse(body)
+    except bounded_json.WrongJson as wrong:
+        raise Refusal("not_materializable", f"the answer of {url} {wrong}") from None
+    files = said.get("siblings") if isinstance(said, dict) else None
+    if isinstance(files, list) and len(files) > FILES_MAX:
+        raise Refusal("too_large", f"the answer of {url} lists more than {FILES_MAX} files")
+
+
 def check_name(path: object, repo: str) -> None:
     """Refuse a name that would leave the directory, or that a terminal or a file system would not bear."""
     parts = path.split("/") if isinstance(path, str) else []
@@ -180,10 +189,7 @@ def _library(door: Door, endpoint: str) -> Any:
                 with door.open(str(request.url), _line.get(), token=secret) as answer:
                     body = answer.whole(LISTING_MAX)
                     said = answer.headers.get("Content-Type", "application/json")
-                try:
-                    bounded_json.parse(body)  # the library would make objects of whatever it says
-                except bounded_json.WrongJson as wrong:
-                    raise Refusal("not_materializable", f"the answer of {answer.url} {wrong}") from None
+                _check_bounded(body, answer.url)
                 # No other header is handed on: it could tell the library to unpack the body.
                 return httpx2.Response(answer.status, headers={"Content-Type": said}, content=body)
 
