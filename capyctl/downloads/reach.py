@@ -61,10 +61,11 @@ class Reach:
             return found
         public = [(family, address) for family, address in found if is_public(str(address[0]))]
         if found and not public:
+            add = f"add {host}" if ":" not in host else "give it a name and add that"  # the list holds no IPv6 address
             raise Refusal(
                 "not_materializable",
                 f"{host} is at {found[0][1][0]}, which is not a public address. If that is meant, "
-                f"add {host} to host.model_sources.allowed_hosts",
+                f"{add} to host.model_sources.allowed_hosts",
             )
         return public
 

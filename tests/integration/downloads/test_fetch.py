@@ -343,6 +343,16 @@ CASES = {
     "a file that is not there": ([Fault(status=404)], "not_found", "answered 404"),
     "a file that is teapot": ([Fault(status=418)], "not_materializable", "answered 418"),
     "a redirect to a private address": ([Fault(redirect=PRIVATE)], "not_materializable", "10.1.2.3"),
+    "a redirect to this machine in another writing": (
+        [Fault(redirect="http://[::ffff:7f00:1]:1/x")],
+        "not_materializable",
+        "give it a name and add that",
+    ),
+    "a redirect to this machine as a number": (
+        [Fault(redirect="http://2130706433:1/x")],
+        "not_materializable",
+        "127.0.0.1",
+    ),
     "a redirect to a machine's own data": (
         [Fault(redirect="http://169.254.169.254/latest/meta-data")],
         "not_materializable",
