@@ -184,6 +184,7 @@ def _least_bytes(facts: Mapping[str, Any], document: Deployment, tokens: int) ->
     per_token, _ = token_bytes.kv_bytes_per_token(facts, document, "vllm")
     if per_token is None:
         return None
+    tokens = -(-tokens // (counted(arguments(facts, document), "--decode-context-parallel-size") or 1))
     dtype, groups = token_bytes.least_dtype(facts, document), cache_shape.cache_of(facts)
     if facts.get("attention") == "hybrid":
         hybrid = token_bytes.hybrid_shape(facts, document, dtype)

@@ -101,7 +101,7 @@ def least_dtype(facts: Mapping[str, Any], document: Deployment) -> str:
     if config.kv_cache_dtype not in (None, "auto"):
         word, latent = str(config.kv_cache_dtype), facts.get("attention") == "latent"
         return word if word in DTYPE_BYTES or (latent and word in _LATENT_BYTES) else "fp8"
-    if facts.get("quantized_cache"):
+    if facts.get("quantized_cache") or any(group.index for group in cache_shape.cache_of(facts) or ()):
         return "fp8"
     stated = config.dtype not in (None, "auto")
     return cache_dtype(facts, document) if stated or facts.get("dtype") not in ("float32", "float") else "bfloat16"

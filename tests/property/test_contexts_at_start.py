@@ -111,6 +111,15 @@ def test_layers_with_a_window_need_no_more_than_the_window_holds() -> None:
     assert plan(facts, deployment({**stated, "context_length": 65_536}, "sglang")).context_tokens == 65_536
 
 
+def test_ranks_that_share_a_context_out_hold_a_part_of_it_each() -> None:
+    latent = tensors(GIB, (layers_of(61, 1, 512, Attention.LATENT, value=64),), attention="latent")
+    two = {"topology": {"tensor_parallel": 2}}
+    stated = {"memory": {"kv_cache": "1GiB"}, "context_length": 26_000}
+    assert refusal(latent, deployment(stated, **two), alike(2)).code == "checkpoint_unusable"
+    shared = stated | args("--decode-context-parallel-size", "2")
+    assert plan(latent, deployment(shared, **two), alike(2)).context_tokens == 26_000
+
+
 def test_each_stage_holds_its_own_layers() -> None:
     two = {"topology": {"pipeline_parallel": 2}}
     stated = {"memory": {"kv_cache": "1GiB"}}
