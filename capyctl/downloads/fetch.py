@@ -187,10 +187,9 @@ class Fetcher:
                 _tidy(parts_of(self.room.root, place))
                 return final
             self.room.root.mkdir(parents=True, exist_ok=True)
-            check_root(
-                Path(os.path.realpath(self.room.root))
-            )  # what others may replace is refused before it is fetched
             work = parts_of(self.room.root, place)
+            for where in (final, work):  # what others may replace is refused before it is fetched
+                check_root(Path(os.path.realpath(_there(where))))
             with _held(work, place, line, progress):
                 if not final.is_dir():  # whoever held the lock may have finished it
                     self._fetch(source, wanted, final, work, progress, line)
@@ -289,6 +288,11 @@ class Fetcher:
             if sha256 is not None:
                 known[file] = sha256
         self.cache.put(known)
+
+
+def _there(path: Path) -> Path:
+    """The nearest directory above a path that is there."""
+    return next(above for above in path.parents if above.is_dir())
 
 
 def _hash_note(work: Path, path: str) -> Path:

@@ -596,6 +596,14 @@ def test_a_token_reaches_the_hub_and_nobody_that_it_redirects_to(here: Here, hub
     assert {one.headers.get("authorization") for one in hub.to("cdn")} == {None}
 
 
+def test_a_token_does_not_come_along_on_a_way_back_through_another_host(here: Here, hub: Hub):
+    hub.token, here.environ["HF_TOKEN"] = TOKEN, TOKEN
+    hub.faults["model.safetensors"] = [Fault(redirect=f"{hub.endpoint}/{REPO}/resolve/{COMMIT}/config.json")]
+    assert here.refused().code == "unauthorized"
+    sent = [(one.server, one.headers.get("authorization")) for one in hub.seen]
+    assert sent[-3:] == [("hub", f"Bearer {TOKEN}"), ("cdn", None), ("hub", None)]
+
+
 def test_no_token_is_found_in_other_ways_than_the_roles(here: Here, hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)  # the Hub's library would look here, and in its own files
     here.fetch()
@@ -697,10 +705,13 @@ def test_a_full_disk_in_the_middle_keeps_the_part(here: Here, hub: Hub, monkeypa
     assert wrong.code == "insufficient_space"
 
 
-def test_a_directory_that_others_may_write_is_refused_before_anything_is_asked(here: Here, hub: Hub):
-    here.root.chmod(0o777)
+@pytest.mark.parametrize("open_to_all", ["", "sources", "sources/huggingface/maker", "sources/.parts"])
+def test_a_directory_that_others_may_write_is_refused_before_anything_is_asked(here: Here, hub: Hub, open_to_all: str):
+    directory = here.root / open_to_all
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
     wrong = here.refused()
-    assert (wrong.code, "chmod o-w" in wrong.message) == ("invalid_root", True)
+    assert (wrong.code, f"chmod o-w {directory}" in wrong.message) == ("invalid_root", True)
     assert not hub.seen
 
 
