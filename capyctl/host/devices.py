@@ -20,8 +20,9 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, Domain, Millis, ProcessIdentity
 from capyctl.host.cards import Card, CardReader, Nvml
 from capyctl.host.identity import PROC, Presence, presence
-from capyctl.host.memory import CGROUPS, Seen, available_beside, read_memory, resident_bytes
+from capyctl.host.memory import CGROUPS, Seen, available_beside, read_memory
 from capyctl.host.policy import SYSTEM, UNIFIED, places
+from capyctl.host.residents import Residents
 from capyctl.ledger.types import DomainKind, HostPolicy, Observation
 
 NEVER_MS = Millis(0)
@@ -81,7 +82,11 @@ class Observer:
     _ram: Domain = UNIFIED
     _silent: Mapping[Domain, str] = attrs.field(factory=dict)  # what cannot be read now, and why
     _last: _Sample | None = None
+    _residents: Residents = attrs.field(init=False)
     _one_call: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+
+    def __attrs_post_init__(self) -> None:
+        self._residents = Residents(proc=self.proc)
 
     async def discover(self) -> tuple[Seen, tuple[Card, ...]]:
         """The machine's memory and cards, for `host_policy`. Raises: Refusal `topology_unknown`."""
@@ -175,14 +180,15 @@ class Observer:
             return last.domains
         return await self.sample_anew(owners)
 
-    async def held(self, processes: tuple[ProcessIdentity, ...]) -> Held:
+    async def held(self, processes: tuple[ProcessIdentity, ...], within: Mapping[Domain, Bytes] | None = None) -> Held:
         """What these processes hold of each domain, by a look at the cards that begins now.
 
-        The evidence of a park (P-RESID) and the measurement of a start's peak.
+        The evidence of a park (P-RESID) and the measurement of a start's peak. `within`: of RAM it is enough to
+        know that they hold no more than that.
         """
         began = now_ms()
         await self.look()
-        return await trio.to_thread.run_sync(self._held, processes, began, limiter=SAMPLE_LIMITER)
+        return await trio.to_thread.run_sync(self._held, processes, began, within or {}, limiter=SAMPLE_LIMITER)
 
     @property
     def ram(self) -> Domain:
@@ -205,12 +211,12 @@ class Observer:
         mine = {process.pid for process in processes}
         rows = [row for domain, card in self._observed() if domain == self._ram for row in card.held or ()]
         others = sum(amount or 0 for pid, amount in rows if pid not in mine)
-        return Bytes(available_beside(resident_bytes(processes, self.proc), self.proc) + others)
+        return Bytes(available_beside(self._residents.held(processes), self.proc) + others)
 
     def _sample(self, owners: dict[str, tuple[ProcessIdentity, ...]]) -> dict[Domain, Observation]:
         seen_at = now_ms()
         memory = read_memory(self.proc, self.cgroups)
-        held = {owner: resident_bytes(processes, self.proc) for owner, processes in owners.items()}
+        held = {owner: self._residents.held(processes) for owner, processes in owners.items()}
         domains: dict[Domain, Observation] = {}
         for domain, card in self._observed():
             on_card = {owner: self._on_card(card, processes) or Bytes(0) for owner, processes in owners.items()}
@@ -233,19 +239,28 @@ class Observer:
         )
         return domains
 
-    def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis) -> Held:
+    def _held(self, processes: tuple[ProcessIdentity, ...], since_ms: Millis, within: Mapping[Domain, Bytes]) -> Held:
         sampled_at = now_ms()
         held: dict[Domain, Bytes] = {}
         if not self.shared:
-            held[self._ram] = resident_bytes(processes, self.proc)
+            held[self._ram] = self._of_ram(processes, within.get(self._ram))
         if self._cards.asked_at_ms >= since_ms:
             for domain, card in self._observed():
                 amount = self._on_card(card, processes)
-                if amount is not None:
-                    beside = resident_bytes(processes, self.proc) if domain == self._ram else Bytes(0)
-                    held[domain] = Bytes(amount + beside)
-                    sampled_at = min(sampled_at, self._cards.asked_at_ms)
+                if amount is None:
+                    continue
+                if domain == self._ram:  # one pool: what a process holds of it is both
+                    enough = within.get(domain)
+                    left = None if enough is None else Bytes(max(0, enough - amount))
+                    amount = Bytes(amount + self._of_ram(processes, left))
+                held[domain] = amount
+                sampled_at = min(sampled_at, self._cards.asked_at_ms)
         return Held(bytes=held, sampled_at_ms=sampled_at)
+
+    def _of_ram(self, processes: tuple[ProcessIdentity, ...], enough: Bytes | None) -> Bytes:
+        if enough is None:
+            return self._residents.held(processes)
+        return self._residents.held_at_most(processes, enough)
 
     def _observed(self) -> list[tuple[Domain, Card]]:
         """The cards that are known and answered lately, each with its domain."""

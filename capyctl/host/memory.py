@@ -8,13 +8,13 @@ Source: memory 3; config 16.1; cli 8.4 (`memory_source`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 
-from capyctl.fsm.types import Bytes, ProcessIdentity
-from capyctl.host.identity import PROC, Presence, presence
+from capyctl.fsm.types import Bytes
+from capyctl.host.identity import PROC
 
 CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
@@ -136,29 +136,3 @@ def _stat(path: Path, key: str) -> int:
         if name == key:
             return int(value)
     return 0
-
-
-def resident_bytes(processes: Iterable[ProcessIdentity], proc: Path = PROC) -> Bytes:
-    """Anonymous and shared memory that the living ones of `processes` hold, bytes.
-
-    File-backed pages are left out: the kernel counts most of them as available, so a mapped model file
-    in the page cache would be counted twice. One process alone shares with nobody, and its status says
-    it at once; several are asked for their proportional share, which walks their page tables.
-    """
-    alive = [p.pid for p in processes if presence(p, proc) is Presence.ALIVE]
-    if len(alive) == 1:
-        return Bytes(_sum(proc / str(alive[0]) / "status", ("RssAnon:", "RssShmem:")))
-    total = 0
-    for pid in alive:
-        share = _sum(proc / str(pid) / "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
-        total += share or _sum(proc / str(pid) / "status", ("RssAnon:", "RssShmem:"))
-    return Bytes(total)
-
-
-def _sum(path: Path, keys: tuple[str, ...]) -> int:
-    """The named rows of a file of `Name: N kB`, in bytes; 0 when it cannot be read (it ended)."""
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(keys))

@@ -182,7 +182,7 @@ class Parking:
         await trio.sleep(CLOCK_TICK_S)  # a look in the millisecond of the answer could be older than it
         with trio.move_on_at(min(ends_at_s, trio.current_time() + SETTLE_S)):
             while not engine.ended.is_set():
-                held = await self.observer.held(engine.processes)
+                held = await self.observer.held(engine.processes, budget)
                 lacking = [domain for domain in budget if domain not in held.bytes]
                 over = [domain for domain in budget if domain not in lacking and held.bytes[domain] > budget[domain]]
                 if not lacking and not over and held.sampled_at_ms > released_at:

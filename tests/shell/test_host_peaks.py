@@ -120,7 +120,7 @@ class Machine:
     async def available_beside(self, processes: object) -> Bytes:
         return self.free
 
-    async def held(self, processes: object) -> Any:
+    async def held(self, processes: object, within: object = None) -> Any:
         return SimpleNamespace(bytes={self.ram: self.held_bytes})
 
 

@@ -15,9 +15,10 @@ from capyctl.fsm.types import Bytes, HostId
 from capyctl.host import identity, ports, sockets
 from capyctl.host.cards import Card, Nvml, whole
 from capyctl.host.devices import Observer
-from capyctl.host.memory import Seen, read_memory, resident_bytes
+from capyctl.host.memory import Seen, read_memory
 from capyctl.host.policy import SYSTEM, UNIFIED, card_policy, host_policy, system_policy
 from capyctl.host.ports import PortLeases
+from capyctl.host.residents import Residents
 from capyctl.ledger.types import DomainKind
 from capyctl.units import Auto, Percent, Size
 
@@ -195,13 +196,14 @@ def test_residents_are_anonymous_and_shared_memory_and_no_mapped_file(tmp_path: 
         running.stdout.readline()
         me = identity.identify(running.pid)
         assert me is not None
-        one = resident_bytes([me])
+        residents = Residents()
+        one = residents.held([me])
         assert 40 << 20 < one < 60 << 20
         parent = identity.identify(os.getpid())
         assert parent is not None
-        both = resident_bytes([me, parent])
+        both = residents.held([me, parent])
         assert both > one
-    assert resident_bytes([me]) == 0
+    assert residents.held([me]) == 0
 
 
 # --- limits ---------------------------------------------------------------------------------------------------
