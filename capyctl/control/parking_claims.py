@@ -119,7 +119,7 @@ def _sleeps(change: Change, before: InstanceRow) -> bool:
 
 
 def tr_m6_a_copy_is_charged_what_was_measured(change: Change) -> bool:
-    """M6: What a parked copy is charged rises to what a park of its revision left there, and never past ready."""
+    """M6: What a parked copy is charged rises to what a park left, never past ready; or to what no park empties."""
     for owner, was, held in moved(change):
         if was is None or held is None or not was.phase is held.phase is Phase.PARKED:
             continue
@@ -127,6 +127,8 @@ def tr_m6_a_copy_is_charged_what_was_measured(change: Change) -> bool:
             if held.on(domain) == was.on(domain):
                 continue
             event = change.event
+            if isinstance(event, e.Observed) and _stays_resident(event, owner, was, held, domain):
+                continue
             if not isinstance(event, e.ParkConfirmed | e.Probed) or not event.resident or domain not in event.resident:
                 return False
             alike = owner.startswith(f"deployment:{event.incarnation.lane.deployment}/")
@@ -134,6 +136,13 @@ def tr_m6_a_copy_is_charged_what_was_measured(change: Change) -> bool:
             if not alike or held.on(domain) != max(left, was.on(domain)):
                 return False
     return True
+
+
+def _stays_resident(event: e.Observed, owner: str, was: Holding, held: Holding, domain: Domain) -> bool:
+    """A sample shows more of what it was charged, ready or parked, alike."""
+    return was.at(Phase.PARKED).on(domain) == was.at(Phase.READY).on(domain) and event.domains[domain].residents.get(
+        owner
+    ) == held.on(domain) == held.at(Phase.READY).on(domain)
 
 
 def tr_m6_what_outgrew_its_bound_parks_no_more(change: Change) -> bool:

@@ -15,15 +15,22 @@ import attrs
 from capyctl.errors import check
 from capyctl.fsm.types import Bytes, Domain, HostId, Millis, Phase
 from capyctl.ledger.asks import Seen
-from capyctl.ledger.charges import PARKED_SET, Ledger
+from capyctl.ledger.charges import PARKED_SET, Holding, Ledger
 from capyctl.ledger.settlement import with_bytes
+from capyctl.ledger.types import Allocation
 
 TOLERANCE_BYTES: Final = 64 << 20
 TOLERANCE_PERCENT: Final = 2
 """More than the larger of these two above its charge is no noise of allocators and samples."""
 
 JUDGED: Final = frozenset({Phase.COLD, Phase.READY})
-"""Phases whose charge is what the processes hold. What a park leaves has a rule of its own (memory 8.3)."""
+"""Phases whose charge is what the processes hold. What a park leaves has a rule of its own (memory 8.3), but for what
+no park empties: RAM beside a card is held while it is parked as it was before."""
+
+
+def stays(held: Holding, domain: Domain) -> bool:
+    """a park of this run gives nothing of the domain back"""
+    return Phase.PARKED in held.phases and held.at(Phase.PARKED).on(domain) == held.at(Phase.READY).on(domain)
 
 
 def overruns(ledger: Ledger, host: HostId, seen: Seen, now_ms: Millis) -> dict[tuple[str, Domain], Bytes]:
@@ -33,9 +40,11 @@ def overruns(ledger: Ledger, host: HostId, seen: Seen, now_ms: Millis) -> dict[t
         return {}
     found = {}
     for owner, held in ledger.on(host):
-        if held.phase not in JUDGED or not PARKED_SET.isdisjoint(held.kept):
+        if held.phase not in JUDGED | {Phase.PARKED} or not PARKED_SET.isdisjoint(held.kept):
             continue
         for domain, sample in seen.items():
+            if held.phase is Phase.PARKED and not stays(held, domain):
+                continue
             if domain not in policy.domains or not 0 <= now_ms - sample.seen_at_ms <= policy.observation_ttl_ms:
                 continue
             resident, charged = sample.residents.get(owner, Bytes(0)), held.on(domain)
@@ -55,10 +64,11 @@ def raise_to_measured(ledger: Ledger, owner: str, measured: Mapping[Domain, Byte
         check(amount >= held.on(domain), f"what {owner} was seen to hold on {domain} raises its charge")
         planned.setdefault(domain, held.on(domain))
         allocation = with_bytes(allocation, domain, amount)
-        # A peak that is over says nothing of what it holds when it is READY; what is READY is in every later peak.
-        raised = (Phase.COLD,) if held.phase is Phase.COLD else (Phase.COLD, Phase.READY, Phase.PARKING, Phase.WAKE)
-        for phase in raised:
+        # A peak that is over says nothing of what it holds when it is READY; what is READY is in every later peak, and
+        # is left by a park that empties nothing there: no sample is taken of that.
+        later = (Phase.COLD, Phase.READY, Phase.PARKING, Phase.WAKE, *((Phase.PARKED,) if stays(held, domain) else ()))
+        for phase in (Phase.COLD,) if held.phase is Phase.COLD else later:
             if phase in phases or phase is held.phase:
-                present = held.at(phase)
+                present = phases.get(phase, Allocation())
                 phases[phase] = with_bytes(present, domain, max(present.on(domain), amount))
     return ledger.replaced(owner, attrs.evolve(held, allocation=allocation, phases=phases, overrun=planned))

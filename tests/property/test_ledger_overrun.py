@@ -6,9 +6,22 @@ import attrs
 import pytest
 
 from capyctl.errors import InvariantBroken
-from capyctl.fsm.types import Bytes, Domain, Generation, HostId, Millis, Phase
+from capyctl.fsm.proofs import Resident
+from capyctl.fsm.types import (
+    Bytes,
+    DeploymentId,
+    Device,
+    Domain,
+    Generation,
+    HostId,
+    Incarnation,
+    Lane,
+    Millis,
+    Phase,
+)
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.overrun import TOLERANCE_BYTES, overruns, raise_to_measured
+from capyctl.ledger.settlement import settle_down
 from capyctl.ledger.types import Allocation, DomainKind, DomainPolicy, HostPolicy, Observation
 
 GIB = 1 << 30
@@ -85,6 +98,65 @@ def test_a_raise_is_for_this_phase_and_all_later_ones_and_remembers_what_was_pla
 def test_an_overrun_while_it_loads_says_nothing_of_what_it_will_hold() -> None:
     held = raise_to_measured(ledger(Phase.COLD), OWNER, {RAM: Bytes(5 * GIB)}).held_by(OWNER)
     assert (held.on(RAM), held.at(Phase.READY).on(RAM)) == (5 * GIB, 2 * GIB)
+
+
+# --- RAM beside a card: no park gives anything of it back --------------------------------------------------
+
+GPU0, SYSTEM = Domain("gpu0"), Domain("system")
+
+
+def beside_a_card(phase: Phase) -> Ledger:
+    """One owner that is charged 9 GiB on its card, 1 of it parked, and 4 GiB of RAM in every phase."""
+    limits = {
+        name: DomainPolicy(
+            kind=kind,
+            capacity_bytes=Bytes(24 * GIB),
+            managed_bytes=Bytes(20 * GIB),
+            reserve_bytes=Bytes(GIB),
+            parked_bytes=Bytes(8 * GIB),
+        )
+        for name, kind in ((GPU0, DomainKind.DEVICE), (SYSTEM, DomainKind.DISTINCT))
+    }
+    limits[GPU0] = attrs.evolve(limits[GPU0], device=Device("gpu0"))
+    phases = {
+        one: Allocation(bytes={GPU0: Bytes((1 if one is Phase.PARKED else 9) * GIB), SYSTEM: Bytes(4 * GIB)})
+        for one in (Phase.COLD, Phase.READY, Phase.PARKING, Phase.PARKED, Phase.WAKE)
+    }
+    held = Holding(
+        host=H, phase=phase, generation=Generation(1), allocation=phases[phase], phases=phases, lowered_by="Usable"
+    )
+    return Ledger.load(epoch=1, hosts=[HostPolicy(host=H, name="h", domains=limits)], holdings={OWNER: held})
+
+
+def test_what_was_found_in_ram_stays_charged_when_it_parks() -> None:
+    """A park samples the card alone: what it says nothing about may not fall."""
+    ledger = raise_to_measured(beside_a_card(Phase.READY), OWNER, {SYSTEM: Bytes(6 * GIB), GPU0: Bytes(10 * GIB)})
+    held = ledger.held_by(OWNER)
+    ledger = ledger.replaced(OWNER, attrs.evolve(held, phase=Phase.PARKING))
+    run = Incarnation(Lane(DeploymentId("d"), 0), Generation(1))
+    left = Resident(
+        incarnation=run,
+        resident_bytes=Bytes(GIB),
+        budget_bytes=Bytes(GIB),
+        released_at_ms=Millis(1),
+        sampled_at_ms=Millis(2),
+    )
+    parked = settle_down(ledger, OWNER, Phase.PARKED, {GPU0: left}).held_by(OWNER)
+    assert (parked.on(GPU0), parked.on(SYSTEM), parked.planned(SYSTEM)) == (GIB, 6 * GIB, 4 * GIB)
+    assert parked.at(Phase.WAKE).on(SYSTEM) == 6 * GIB
+
+
+def test_ram_that_a_parked_engine_is_seen_to_hold_is_charged_and_its_card_has_a_rule_of_its_own() -> None:
+    ledger = beside_a_card(Phase.PARKED)
+    found = overruns(ledger, H, {**of(GPU0, 9 * GIB), **of(SYSTEM, 7 * GIB)}, NOW)
+    assert found == {(OWNER, SYSTEM): 7 * GIB}
+    held = raise_to_measured(ledger, OWNER, {SYSTEM: Bytes(7 * GIB)}).held_by(OWNER)
+    assert {held.at(phase).on(SYSTEM) for phase in held.phases} == {7 * GIB}
+    assert (held.on(SYSTEM), held.on(GPU0)) == (7 * GIB, GIB)
+
+
+def of(domain: Domain, resident: int) -> dict[Domain, Observation]:
+    return {domain: seen(resident)[RAM]}
 
 
 def test_nothing_is_lowered_by_a_sample() -> None:
