@@ -24,7 +24,7 @@ from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Phase, Residency
 from capyctl.ledger.types import Allocation, HostPolicy
-from capyctl.units import gib
+from capyctl.units import gib, larger
 
 
 def settle(
@@ -69,10 +69,18 @@ def reason(
     if not machine.card:
         return f"{policy.name} has one memory for GPU and CPU: a copy of the weights would free nothing"
     needs, where = _copy_bytes(facts, document, machine, family) + HOST_OVERHEAD_BYTES, machine.system or "its RAM"
-    may = f"{gib(needs)} of {where} on {policy.name}, where {gib(room(machine))} may be parked"
     if settled is Residency.DEEP and needs <= room(machine):
         return "another host cannot hold a copy of the weights"
-    return f"a copy of the weights and the engine need {may}"
+    if settled is Residency.DEEP:
+        would_need, may = larger(needs, room(machine))
+        return (
+            f"no copy of the weights is kept in RAM: with the engine it would need {would_need} of {where} on "
+            f"{policy.name}, and {may} may be parked there"
+        )
+    return (
+        f"a copy of the weights fits into RAM: with the engine it needs {gib(needs)} of {where} on {policy.name}, "
+        f"and {gib(room(machine))} may be parked there"
+    )
 
 
 def _copy_bytes(facts: Mapping[str, Any], document: Deployment, machine: Machine, family: str) -> int:
@@ -130,10 +138,11 @@ def check_host_backed(document: Deployment, machine: Machine, host: str, copy_by
         )
     needed = copy_bytes + HOST_OVERHEAD_BYTES
     if document.resources is None and needed > room(machine):
+        needs, there = larger(needed, room(machine))
         raise Refusal(
             "host_backed_unavailable",
-            f"{document.name}: residency: host_backed: the copy of the weights and the engine need {gib(needed)} of "
-            f"{machine.system or 'host RAM'} on {host}, where {gib(room(machine))} may be parked. "
+            f"{document.name}: residency: host_backed: the copy of the weights and the engine need {needs} of "
+            f"{machine.system or 'host RAM'} on {host}, where {there} may be parked. "
             "Use residency: deep, or raise the parked limit",
             details={"needs_bytes": needed, "limit_bytes": room(machine), "host": host},
         )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from capyctl.cli.output import INTERRUPTED, PLAIN, Common, note, print_error
 from capyctl.errors import CapyError, Failure, Refusal
@@ -77,6 +77,7 @@ def build() -> App:
         version_flags=(),
         result_action="return_value",
         help_format="plaintext",  # `<path>=<value>` is no markup
+        default_parameter=Parameter(show_default=False),  # that a flag is off unless it is given needs no word
     )
     groups: dict[str, App] = {}
     for action, resource, function, text in COMMANDS:

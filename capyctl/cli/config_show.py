@@ -6,7 +6,10 @@ Source: config 12.
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -14,6 +17,8 @@ from capyctl.cli.output import PLAIN, Common, Words, emit_json, note, say, table
 from capyctl.documents import kinds, places
 from capyctl.documents.settings import Stated, effective
 from capyctl.errors import Refusal
+
+TITLES: Final = ("SETTING", "VALUE", "SOURCE")
 
 
 def show(
@@ -47,7 +52,29 @@ def show(
         emit_json({"role": chosen, "document": document, "settings": listed})
         return
     say(f"{chosen} (document {document})")
-    table(("SETTING", "VALUE", "SOURCE"), ((row.path, row.text, row.source) for row in rows))
+    listed_rows = [TITLES, *((row.path, row.text, row.source) for row in rows)]
+    if not sys.stdout.isatty():
+        table(TITLES, listed_rows[1:])
+        return
+    for line in fitted(listed_rows, shutil.get_terminal_size().columns):
+        say(line)
+
+
+def fitted(rows: Sequence[tuple[str, str, str]], columns: int) -> list[str]:
+    """The rows as lines of at most `columns`: a value that is too long for its column has a line of its own.
+
+    Wider than that are only what no line holds: long paths and values, which are never cut.
+    """
+    names, sources = (max(len(row[at]) for row in rows) for at in (0, 2))
+    widest = max(len(row[1]) for row in rows)
+    width = max(len(TITLES[1]), min(widest, columns - names - sources - 6))
+    lines = []
+    for name, value, source in rows:
+        if len(value) > width:
+            lines += [name, f"{f'  {value}'.rjust(names + 3 + width)}   {source}"]
+        else:
+            lines.append(f"{name.ljust(names)}   {value.ljust(width)}   {source}".rstrip())
+    return lines
 
 
 def _role(stated: str | None, explicit: str | None, where: places.Places) -> places.Role:

@@ -87,7 +87,8 @@ def detect(
         )
         return
     titles = ("ENGINE", "VERSION", "CUSTOM", "ENVIRONMENT", "SOURCE")
-    table(titles, ((row.engine, row.version, yes(row.custom), row.environment, row.source) for row in rows))
+    cells = ((row.engine, row.version, yes(row.custom), row.environment, row.source) for row in rows)
+    table(titles, cells, none="No engine was found. Look elsewhere with --path, or: capyctl engine add <path>")
 
 
 def add(
@@ -336,6 +337,7 @@ def list_profiles(*, common: Common = PLAIN) -> None:
             )
             for row in rows
         ),
+        none="No engine is registered. Try: capyctl engine detect",
     )
 
 

@@ -39,6 +39,7 @@ def deployments(*, common: Common = PLAIN) -> None:
             )
             for view in views
         ),
+        none="There are no deployments. Try: capyctl deploy model <file>",
     )
 
 
@@ -65,6 +66,7 @@ def engines(*, common: Common = PLAIN) -> None:
             )
             for row in profiles
         ),
+        none="No engine is registered. Try: capyctl engine detect",
     )
 
 

@@ -20,8 +20,8 @@ def logs(
     name: str,
     /,
     *,
-    instance: Annotated[str, Parameter(help="Index of the instance.")] = "0",
-    kib: Annotated[str, Parameter(help="How much of its end, 1 to 256 KiB.")] = "64",
+    instance: Annotated[str, Parameter(help="Index of the instance.", show_default=True)] = "0",
+    kib: Annotated[str, Parameter(help="How much of its end, 1 to 256 KiB.", show_default=True)] = "64",
     common: Common = PLAIN,
 ) -> None:
     """Print the end of an engine's log, of its present or last launch."""

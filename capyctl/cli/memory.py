@@ -115,6 +115,7 @@ def plain(domains: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
             for host, domain in domains
             for holder in domain.get("holders", ())
         ),
+        none="No engine holds memory.",
     )
 
 

@@ -88,8 +88,14 @@ def emit_json(value: Any) -> None:
     say(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns padded to the widest cell, three spaces between, no trailing spaces; the header always."""
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, none: str = "") -> None:
+    """Columns padded to the widest cell, three spaces between, no trailing spaces; the header always.
+
+    `none`: what is said beside it, to stderr, when there are no rows.
+    """
+    rows = list(rows)
+    if none and not rows:
+        note(none)
     lines = [list(titles), *([cell or "-" for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     for line in lines:

@@ -47,7 +47,8 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
         return None
     check_this_release(settings)
     host = HostId(name_of(settings))
-    policy = limits_of(settings, host, *trio.run(Observer().discover))
+    memory, cards = trio.run(Observer().discover)
+    policy = limits_of(settings, host, memory, cards)
     half = settings.document.host
     store = checkpoints_of(settings, registry, None)
     downloads = half.model_sources.path or settings.models_dir
@@ -58,6 +59,7 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
         request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
         facts=partial(_facts, store, registry, downloads),
         source="this machine",
+        silent=tuple(f"card {card.index}: {card.fault}" for card in cards if card.fault),
     )
 
 

@@ -21,7 +21,7 @@ def listed(*, common: Common = PLAIN) -> None:
     if common.as_json:
         emit_json(answer)
         return
-    _table(answer["sources"])
+    _table(answer["sources"], none="Nothing was downloaded.")
 
 
 def prune(
@@ -46,7 +46,7 @@ def prune(
         say(f"{total} can be removed: capyctl prune sources --apply" if rows else "Nothing can be removed.")
 
 
-def _table(rows: Iterable[Mapping[str, Any]]) -> None:
+def _table(rows: Iterable[Mapping[str, Any]], none: str = "") -> None:
     cells = (
         (
             str(row["place"]).removeprefix("sources/"),
@@ -56,4 +56,4 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> None:
         )
         for row in rows
     )
-    table(("SOURCE", "SIZE", "STATE", "DEPLOYMENTS"), cells)
+    table(("SOURCE", "SIZE", "STATE", "DEPLOYMENTS"), cells, none=none)

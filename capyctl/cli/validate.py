@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from capyctl.cli.output import PLAIN, Common, Words, context_note, emit_json, key_lines, say, the_file
 from capyctl.documents import kinds, places, strict
-from capyctl.errors import Refusal
+from capyctl.errors import CapyError, Refusal
 from capyctl.units import gib, seconds
 
 if TYPE_CHECKING:  # a role document is checked without them
@@ -38,6 +38,8 @@ ROLE_ONLY: Final = (
     "what others use of that memory when it starts",
 )
 """What only a running role knows."""
+CARDS_MATTER: Final = frozenset({"host_ineligible", "insufficient_device_memory", "device_conflict"})
+"""What a card more could change."""
 WHOLE_HOST: Final = "whole_host: the estimate is above the limit"
 HOST_ONLY: Final = (
     "enrolment and publication",
@@ -79,13 +81,16 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
     if overrides:
         kinds.check(raw, file, overrides)  # refuses them
     document = _read(raw, file)
-    found = _resolved(document, hosts, common)
+    found, unread = _resolved(document, hosts, common)
     if not found:
         named = ",".join(document.completed().placement.hosts) or "a host"
-        left = [f"resolution against {named} (give --host <host.yaml>)", *FORM_ONLY]
+        left = unread or [f"resolution against {named} (give --host <host.yaml>)"]
+        left = [*left, *FORM_ONLY]
     else:
-        left = [line for made in found for line in _not_looked_at(made)]
+        left = [*unread, *(line for made in found for line in _not_looked_at(made))]
         left += [*(HOST_ONLY if hosts else ()), *ROLE_ONLY]
+        if hosts and document.instances > 1 and not document.completed().placement.hosts:
+            left.append("whether hosts that are not given can hold instances that these cannot")
     if common.as_json:
         answer: dict[str, Any] = {
             "valid": True,
@@ -118,22 +123,37 @@ def _read(raw: dict[str, Any], file: str) -> Deployment:
     return document.with_home(places.home_of(os.environ)).settled(file)
 
 
-def _resolved(document: Deployment, hosts: list[str], common: Common) -> list[Preview]:
-    """The deployment on the hosts that are given, else on this machine; nothing where there is nothing to ask."""
+def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[list[Preview], list[str]]:
+    """The deployment on the hosts that are given, else on this machine, and what of it could not be read.
+
+    Nothing where there is nothing to ask. Cards that do not answer are no fault of a document: a role that knows
+    them from before decides with them.
+    """
     settings = None if hosts else _settings(common)
     if settings is not None and not _may_have_engines(settings):
-        return []
+        return [], []
     # Everything that a role decides with is imported only when there is an engine to decide about.
     from capyctl.cli import sites
     from capyctl.server.preview import preview
 
     wanted = document.completed().placement.hosts
     if settings is None:
-        return preview(document, sites.of_documents(hosts, wanted))
-    here = sites.this_machine(settings)
+        return preview(document, sites.of_documents(hosts, wanted), more_hosts=True), []
+    try:
+        here = sites.this_machine(settings)
+    except CapyError as refused:
+        if refused.code != "topology_unknown":
+            raise
+        return [], [f"this machine: {refused.message}"]
     if here is None or (wanted and here.allowed.name not in wanted):
-        return []
-    return preview(document, [here])
+        return [], []
+    silent = [f"what does not answer on this machine: {card}" for card in here.silent]
+    try:
+        return preview(document, [here]), silent
+    except CapyError as refused:
+        if not here.silent or refused.code not in CARDS_MATTER:
+            raise
+        return [], [*silent, f"this machine; with the cards that answer: {refused.message}"]
 
 
 def _settings(common: Common) -> StandaloneSettings:

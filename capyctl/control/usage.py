@@ -9,6 +9,7 @@ from typing import Any
 
 from capyctl.control import provenance
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.views import instant
 from capyctl.control.world import World
 from capyctl.fsm import instance
 from capyctl.fsm.types import DeploymentId, Domain, HostId, Lane, Millis, Phase
@@ -24,7 +25,7 @@ def usage(world: World, now_ms: Millis, *, host: HostId | None = None, deploymen
     hosts = [one for one in book.hosts if host in (None, one)]
     rows = [row for identity, row in book.deployments.items() if deployment in (None, identity)]
     return {
-        "observed_at_ms": now_ms,
+        "observed_at_ms": instant(now_ms),
         "hosts": [
             _host(book, one, now_ms, deployment) for one in sorted(hosts, key=lambda one: book.hosts[one].policy.name)
         ],
@@ -101,7 +102,7 @@ def _observed(book: Book, host: HostId, sample: Observation | None, now_ms: Mill
         "available_bytes": sample.available_bytes,
         "resident_bytes": resident,
         "foreign_bytes": max(0, sample.capacity_bytes - sample.available_bytes - resident),
-        "observed_at_ms": sample.seen_at_ms,
+        "observed_at_ms": instant(sample.seen_at_ms),
         "stale": stale,
         "reason": f"last seen {max(0, age) // 1000} s ago" if stale else None,
     }

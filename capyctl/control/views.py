@@ -60,6 +60,11 @@ _PROGRESS = {
 }
 
 
+def instant(at_ms: Millis | None) -> str | None:
+    """A point in time as views say it: Unix milliseconds as a decimal string. Load has numbers (api 5.1)."""
+    return None if at_ms is None else str(at_ms)
+
+
 # --- deployments --------------------------------------------------------------------------------------
 
 
@@ -115,7 +120,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "ledger": [
             line for lane, one in instances for line in provenance.charges(book, lane, _instance_plan(row, one))
         ],
-        "created_at_ms": row.created_at_ms,
+        "created_at_ms": instant(row.created_at_ms),
         "supported_actions": _actions(row, instances),
         "document": spec.document,
     }
@@ -212,7 +217,7 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
         "devices": [claim.device for claim in claims] if one.has_launch else [],
         "closures": sorted(reason.value for reason in one.machine.gate.reasons),
         "last_error": _last_error(book.deployments[lane.deployment], one),
-        "retry_at_ms": run.retry_at_ms if run.retry_at_ms is not None and run.retry_at_ms > now_ms else None,
+        "retry_at_ms": instant(run.retry_at_ms if (run.retry_at_ms or 0) > now_ms else None),
         "stopped": None
         if stop is None or one.gate_open
         else {
@@ -220,12 +225,12 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
             "for": stop.for_name,
             "switch_id": stop.switch,
             "no_room_to_park": _had_no_room(book, lane, stop.switch),
-            "at_ms": stop.asked_at_ms,
+            "at_ms": instant(stop.asked_at_ms),
         },
         "sleeps": _sleeps(one),
         "parked": _parked(book, lane, one),
         "pid": api if one.has_launch else None,
-        "ready_at_ms": run.ready_at_ms,
+        "ready_at_ms": instant(run.ready_at_ms),
         "in_flight": book.running_on.get(lane, 0),
     }
 
@@ -236,7 +241,7 @@ def _sleeps(one: InstanceRow) -> Json | None:
         return None
     slept = one.slept
     kind = None if slept.origin is None else PARKED_BY.get(slept.origin, slept.origin.value)
-    return {"since_ms": slept.at_ms, "kind": kind, "for": slept.for_name, "switch_id": slept.switch}
+    return {"since_ms": instant(slept.at_ms), "kind": kind, "for": slept.for_name, "switch_id": slept.switch}
 
 
 def _had_no_room(book: Book, lane: Lane, identity: SwitchId | None) -> bool:
@@ -374,8 +379,8 @@ def _operation(state: Operation) -> Json:
             {"index": target.index, "result": target.result.value, "code": target.code, "reason": target.reason or None}
             for target in state.targets
         ],
-        "accepted_at_ms": None if state.accepted_at_ms is None else str(state.accepted_at_ms),
-        "finished_at_ms": None if state.ended_at_ms is None else str(state.ended_at_ms),
+        "accepted_at_ms": instant(state.accepted_at_ms),
+        "finished_at_ms": instant(state.ended_at_ms),
     }
 
 
@@ -403,7 +408,7 @@ def _host(book: Book, host: HostId) -> Json:
                 "parked_limit": limits.parked_bytes,
                 "charged_bytes": book.ledger.charged(host, name),
                 "available_bytes": None if sample is None else sample.available_bytes,
-                "observed_at_unix_ms": None if sample is None else sample.seen_at_ms,
+                "observed_at_unix_ms": instant(None if sample is None else sample.seen_at_ms),
                 "memory_source": None if sample is None else sample.source or None,
                 "residents": [
                     {"name": _owner_name(book, owner), "bytes": amount}
@@ -440,8 +445,8 @@ def switch_view(book: Book, state: switch.State) -> Json:
         "target": target.spec.name if target else state.target,
         "host_id": state.host,
         "phase": state.phase.value,
-        "started_at_ms": str(state.started_at_ms),
-        "ended_at_ms": None if state.ended_at_ms is None else str(state.ended_at_ms),
+        "started_at_ms": instant(state.started_at_ms),
+        "ended_at_ms": instant(state.ended_at_ms),
         "code": state.code,
         "reason": state.reason or None,
         "victims": [

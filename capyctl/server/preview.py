@@ -45,6 +45,7 @@ class Site:
     facts: Callable[[Deployment], Facts | None]
     source: str
     stated: Mapping[str, Any] | None = None
+    silent: tuple[str, ...] = ()  # cards that do not answer now, and why: a role may know them from before
 
 
 @attrs.frozen(kw_only=True)

@@ -381,11 +381,11 @@ def test_an_operator_who_parks_is_told_what_really_happened() -> None:
     assert (second.joined, second.operation) == (True, first.operation)
     here.run(20_000, until=lambda: here.lane(a).is_parked)
     asked_at = here.now
-    assert parked_by(here, a) == {"since_ms": asked_at, "kind": "operator", "for": None, "switch_id": None}
+    assert parked_by(here, a) == {"since_ms": str(asked_at), "kind": "operator", "for": None, "switch_id": None}
     again = here.park(a)  # it is parked: nothing is left to do
     here.run(100)
     assert here.world.book.operations[here.reply(again).receipt.operation].phase is operation.Phase.SUCCEEDED  # type: ignore[union-attr, index]
-    assert parked_by(here, a)["since_ms"] == asked_at
+    assert parked_by(here, a)["since_ms"] == str(asked_at)
     for _ in range(2):
         here.ask("a")
         here.run(60_000, until=lambda: here.lane(a).gate_open)

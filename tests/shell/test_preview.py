@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from test_residency_settled import (
     unified_host,
 )
 
+from capyctl.cli import sites, validate
 from capyctl.control import events
 from capyctl.control.book import Settings
 from capyctl.documents.deployment import Deployment, parse_deployment
-from capyctl.errors import CapyError
+from capyctl.errors import CapyError, Refusal
 from capyctl.ledger.types import HostPolicy
 from capyctl.server.deploy import Allowed
 from capyctl.server.preview import Preview, Site, preview
@@ -117,6 +119,52 @@ def test_files_that_are_not_here_leave_memory_and_context_open() -> None:
     (known,) = previewed(None, card_host(BOX), profiles=Profiles("disabled"))
     assert known.spec.residency.value == "restart_only"
     assert known.residency_reason.startswith("this host opted out")
+
+
+def test_a_tier_that_has_no_room_is_no_refusal_of_the_deployment() -> None:
+    (small,) = previewed(4, card_host(BOX))
+    assert small.residency_reason.startswith("a copy of the weights fits into RAM: with the engine it needs 10.0 GiB")
+    (large,) = previewed(30, card_host(BOX))
+    assert large.residency_reason == (
+        "no copy of the weights is kept in RAM: with the engine it would need 49.0 GiB of system on box, "
+        "and 32.0 GiB may be parked there"
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_cards_that_do_not_answer_are_no_fault_of_a_document(
+    whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A role that knows the card from before would take the document, so it is not refused here."""
+
+    def here(_: object) -> Site:
+        if whole:
+            raise Refusal("topology_unknown", "no card of this machine answers (card 0: GPU is lost)")
+        policy = card_host(BOX)
+        return Site(
+            allowed=Allowed(host=policy.host, name=policy.name, policy=policy),
+            policy=policy,
+            profiles=Profiles(),
+            request_deadline_ms=DEADLINE_MS,
+            facts=lambda _: None,
+            source="this machine",
+            silent=("card 1: GPU is lost",),
+        )
+
+    monkeypatch.setattr(validate, "_settings", lambda _: object())
+    monkeypatch.setattr(validate, "_may_have_engines", lambda _: True)
+    monkeypatch.setattr(sites, "this_machine", here)
+    file = tmp_path / "m.yaml"
+    file.write_text("name: m\nengine: engine\nmodel: m\nhost: box\ndevices: [{id: gpu1}]\n")
+    validate.config(str(file))
+    said = capsys.readouterr().out
+    assert "m.yaml is a valid deployment document" in said
+    assert "GPU is lost" in said.partition("Not checked")[2]
+    assert whole or "with the cards that answer: box does not have the device gpu1" in said
+    file.write_text("name: m\nengine: engine\nmodel: m\nhost: box\nrequest_deadline: 3599s\n")
+    if not whole:
+        with pytest.raises(CapyError, match="the host's bound is"):
+            validate.config(str(file))
 
 
 def test_only_the_hosts_that_placement_names_are_previewed() -> None:

@@ -197,7 +197,7 @@ def no_gpu(host: HostId) -> HostPolicy:
 @pytest.mark.parametrize(
     ("hosts", "profiles", "document", "model", "tier", "said"),
     [
-        ((card_host(BOX),), None, {}, "qwen3", Residency.HOST_BACKED, "need 10.0 GiB of system on box, where"),
+        ((card_host(BOX),), None, {}, "qwen3", Residency.HOST_BACKED, "needs 10.0 GiB of system on box, and"),
         ((unified_host(SPARK),), None, {}, "qwen3", Residency.DEEP, "one memory for GPU and CPU"),
         ((card_host(BOX),), None, {"residency": "deep"}, "qwen3", Residency.DEEP, "the document states it"),
         ((no_gpu(BOX),), None, {}, "qwen3", Residency.RESTART_ONLY, "box has no GPU"),

@@ -25,9 +25,11 @@ def document(shell: Shell, name: str = "writer") -> str:
     return str(path)
 
 
-def test_an_empty_list_is_its_header(shell: Shell, role: FakeRole) -> None:
+def test_an_empty_list_is_its_header_and_says_so_beside_it(shell: Shell, role: FakeRole) -> None:
     done = shell("list", "deployments")
-    assert (done.status, done.out, done.err) == (0, "NAME   STATE   READY   REVISION   HOSTS\n", "")
+    assert (done.status, done.out) == (0, "NAME   STATE   READY   REVISION   HOSTS\n")
+    assert done.err == "There are no deployments. Try: capyctl deploy model <file>\n"
+    assert shell("list", "deployments", "--json").err == ""
 
 
 def test_a_table_is_padded_to_its_widest_cell_and_read_over_pages(shell: Shell, role: FakeRole) -> None:
@@ -248,7 +250,7 @@ def test_a_parked_model_says_since_when_and_for_whom(shell: Shell, role: FakeRol
         ("switch", "notes", f"for notes (switch {IDENTITY})"),
     ):
         switch = IDENTITY if for_whom else None
-        slept = {"since_ms": now_ms - 300_000, "kind": kind, "for": for_whom, "switch_id": switch}
+        slept = {"since_ms": str(now_ms - 300_000), "kind": kind, "for": for_whom, "switch_id": switch}
         writer["instances"][0] |= {"sleeps": slept, "observed_state": "parked"}
         assert f"  Parked    instance 0: 5 min ago, {said}\n" in shell("status", "deployment", "writer").out
 

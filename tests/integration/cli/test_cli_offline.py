@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import Shell
 
+from capyctl.cli.config_show import fitted
+
 
 def test_version_answers_without_importing_the_commands(shell: Shell) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "capyctl", "--version"]
@@ -227,3 +229,17 @@ def test_a_document_named_explicitly_is_never_written(shell: Shell) -> None:
     assert done.status == 2
     assert not (shell.home / "absent.yaml").exists()
     assert not os.path.exists(shell.state)
+
+
+def test_settings_fit_their_terminal_and_lose_nothing() -> None:
+    rows = [
+        ("SETTING", "VALUE", "SOURCE"),
+        ("a.long.name.of.a.setting", "30s", "default"),
+        ("b", "/" + "p" * 40, "yaml"),
+    ]
+    for columns in (200, 100, 60, 20):
+        lines = fitted(rows, columns)
+        assert [word for line in lines for word in line.split()] == [word for row in rows for word in row]
+        assert max(map(len, lines)) <= max(columns, 2 + 41 + 3 + 7)
+    assert len(fitted(rows, 100)) == 3
+    assert len(fitted(rows, 60)) == 4

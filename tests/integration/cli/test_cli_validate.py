@@ -115,8 +115,8 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
     assert lines["Profile"] == "vllm 0.32.0, revision 1 (rack-a.yaml)"
     assert lines["Devices"] == "gpu0 (host)"
     assert lines["Residency"] == (
-        "host_backed (a copy of the weights and the engine need 10.0 GiB of system on rack-a, "
-        "where 20.0 GiB may be parked)"
+        "host_backed (a copy of the weights fits into RAM: with the engine it needs 10.0 GiB of system on rack-a, "
+        "and 20.0 GiB may be parked there)"
     )
     assert lines["Parked"] == "1.0 GiB on gpu0 (placeholder), 10.0 GiB on system (derived)"
     assert " on gpu0, " in lines["Ready"]
