@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from .conftest import REAL, TINY, Build
-from .machine import CLOSE_WAIT, Machine, connections, served, until
+from .machine import CLOSE_WAIT, Machine, Stopwatch, connections, served, until
 
 LONG = (
     "Tell me about " + "one thing and another, " * 40
@@ -43,11 +43,11 @@ def test_nineteen_of_twenty_drop_during_a_cold_start(machine: Machine) -> None:
     engine.send(signal.SIGSTOP)  # a long load
     try:
         until(lambda: counts(machine, "tiny")["waiting"] == 20, 5, "20 waiting")
-        began = time.monotonic()
+        since = Stopwatch()
         for number, call in enumerate(calls[1:]):
             call.reset() if number % 2 else call.hang_up()
-        until(lambda: counts(machine, "tiny")["waiting"] == 1, 2, "1 waiting", 0.01)
-        dropped_s = time.monotonic() - began
+        until(lambda: counts(machine, "tiny")["waiting"] == 1, 10, "1 waiting", 0.01)
+        dropped_s = since.s
     finally:
         engine.send(signal.SIGCONT)
     text = calls[0].rest()
@@ -72,9 +72,11 @@ def test_all_drop_during_a_cold_start_and_the_next_one_is_served(machine: Machin
     try:
         calls = [machine.open("tiny", max_tokens=4) for _ in range(20)]
         until(lambda: counts(machine, "tiny")["waiting"] == 20, 5, "20 waiting")
+        since = Stopwatch()
         for call in calls:
             call.hang_up()
-        until(lambda: counts(machine, "tiny")["waiting"] == 0, 1, "none waiting", 0.01)
+        until(lambda: counts(machine, "tiny")["waiting"] == 0, 10, "none waiting", 0.01)
+        assert since.s < 1
     finally:
         engine.send(signal.SIGCONT)
     assert machine.ask("tiny").status == 200
@@ -91,10 +93,10 @@ def test_a_stream_without_its_reader_frees_the_engine_within_two_seconds(machine
         until(lambda: counts(machine, "real")["in_flight"] == 1, 5)
         time.sleep(0.3)  # it reads the prompt now
     call.hang_up()
-    began = time.monotonic()
-    until(lambda: counts(machine, "real")["in_flight"] == 0, 10, "the place back", 0.02)
-    place_s = time.monotonic() - began
-    time.sleep(max(0.0, began + 2 - time.monotonic()))  # asking sooner would keep an abandoned answer going
+    since = Stopwatch()
+    until(lambda: counts(machine, "real")["in_flight"] == 0, 20, "the place back", 0.02)
+    place_s = since.s
+    since.sleep_until(2)  # asking sooner would keep an abandoned answer going
     print(f"{moment}: the place is back after {place_s:.2f} s")
     assert machine.busy("real") == (0, 0), "two seconds after the hang-up"
     assert place_s < 4, "the place waits for a reading of the gauges, which are at least 1.5 s apart"
@@ -111,13 +113,13 @@ def test_an_answer_that_is_not_streamed_is_cut_at_once_and_settles_when_the_engi
         until(lambda: counts(machine, "real")["in_flight"] == 1, 5)
         time.sleep(0.2)
         call.hang_up()
-        began = time.monotonic()
+        since = Stopwatch()
         until(lambda: connections(port, CLOSE_WAIT), 5, "the half-closed upstream", 0.002)
-        cuts.append(time.monotonic() - began)
+        cuts.append(since.s)
         assert counts(machine, "real")["settle_when_idle"] == 1
         assert "1 cancelled, settle when the engine is idle" in machine.ok("status", "deployment", "real").out
-        until(lambda: counts(machine, "real")["in_flight"] == 0, 15, "the place back", 0.05)
-        places.append(time.monotonic() - began)
+        until(lambda: counts(machine, "real")["in_flight"] == 0, 20, "the place back", 0.05)
+        places.append(since.s)
     print(
         f"not streamed: upstream cut after {[round(s * 1000) for s in cuts]} ms, "
         f"place back after {[round(s, 1) for s in places]} s"

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from .conftest import REAL, Build
-from .machine import Machine, until
+from .machine import Machine, Stopwatch, until
 
 
 @pytest.fixture(scope="module")
 def machine(build: Build) -> Iterator[Machine]:
-    with build(settings=("shutdown.drain_timeout=3s",)) as made:
+    with build(settings=("shutdown.drain_timeout=4s",)) as made:
         made.start()
         made.deploy("real", REAL, 512, context_length=2048, max_concurrent_requests=2)
         yield made
 
 
-def test_a_second_start_on_the_same_state_is_refused_by_the_lock(machine: Machine) -> None:
-    done = machine.command(*machine.role_words())
-    print(done.err)
-    assert done.status == 13
-    assert len(done.err.strip().splitlines()) == 1
-    assert machine.role is not None
-    assert machine.role.poll() is None
-    assert machine.send("GET", "/v1/models").status == 200
-
-
-@pytest.mark.parametrize("which", ["--listen", "--management-listen"])
-def test_a_port_in_use_ends_the_start_and_names_the_listener(machine: Machine, build: Build, which: str) -> None:
-    with socket.socket() as taken, build() as other:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        words = other.role_words()
-        words[words.index(which) + 1] = f"127.0.0.1:{port}"
-        done = other.command(*words)
-    print(done.err)
-    assert done.status == 13
-    last = done.err.strip().splitlines()[-1]
-    assert f"127.0.0.1:{port}" in last
-    assert ("management" if "management" in which else "inference") in last
-
-
 def test_a_stopping_role_lets_answers_end_and_keeps_its_engines(machine: Machine) -> None:
     assert machine.ask("real").status == 200
     engine, generation = machine.engine("real"), machine.instance("real")["generation"]
-    call = machine.open("real", max_tokens=100)  # over a second
+    call = machine.open("real", max_tokens=60)  # most of a second
     call.read_until(b'"content":"')
     began = time.monotonic()
     assert machine.role is not None
@@ -77,12 +50,13 @@ def test_an_answer_over_the_drain_bound_is_cut_with_an_error_and_the_role_ends(m
     assert machine.ask("real").status == 200
     call = machine.open("real", max_tokens=900)
     call.read_until(b'"content":"')
-    began = time.monotonic()
-    assert machine.terminate(limit_s=15) == 0
-    stopped_s = time.monotonic() - began
+    began, since = time.monotonic(), Stopwatch()
+    assert machine.terminate(limit_s=30) == 0
+    stopped_s, counted_s = time.monotonic() - began, since.s
     text = call.rest(5)
-    print(f"stopped in {stopped_s:.2f} s with drain_timeout=3s; the stream's last bytes: {text[-300:]!r}")
-    assert 2.5 < stopped_s < 3 + 2 + 2
+    print(f"stopped in {stopped_s:.2f} s with drain_timeout=4s; the stream's last bytes: {text[-300:]!r}")
+    assert stopped_s > 3.5
+    assert counted_s < 4 + 2 + 2
     assert b"[DONE]" not in text
     machine.start()
     until(lambda: not any(machine.view("real")["requests"].values()), 10, "nothing in flight")
@@ -95,13 +69,14 @@ def test_a_second_signal_ends_the_wait_now(machine: Machine) -> None:
     call = machine.open("real", max_tokens=900)
     call.read_until(b'"content":"')
     assert machine.role is not None
-    began = time.monotonic()
+    since = Stopwatch()
     machine.role.send_signal(signal.SIGINT)
     time.sleep(0.3)
     machine.role.send_signal(signal.SIGINT)
     assert machine.role.wait(timeout=10) == 0
-    print(f"two signals: ended in {time.monotonic() - began:.2f} s")
-    assert time.monotonic() - began < 2.6
+    ended_s = since.s
+    print(f"two signals: ended in {ended_s:.2f} s")
+    assert ended_s < 2.6
     assert engine.alive()
     call.hang_up()
     machine.start()
