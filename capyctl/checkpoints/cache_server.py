@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from capyctl.checkpoints import host_memory
+from capyctl.checkpoints.arguments import arguments
 from capyctl.checkpoints.machines import GIB, MIB
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
@@ -46,6 +48,8 @@ def why_not(facts: Mapping[str, Any], document: Deployment, family: str, residen
         return "a decisions deployment keeps no cache"
     if family not in _FAMILIES:
         return f"{family} takes no cache server"
+    if family == "vllm" and host_memory.takes_cache(arguments(facts, document)):
+        return "an option of the engine already says where its cache goes"
     if residency.parks:
         return f"nothing is qualified for residency {residency.value}"
     if not facts.get("cache_server"):

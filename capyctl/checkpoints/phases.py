@@ -43,7 +43,8 @@ class Needs:
 
     All of it is of one rank. `cache` is what is set aside for the KV cache. `pools` is what the engine is told (see
     `ledger.types.Plan`). `kept_bytes` is host RAM that a parked engine keeps, all ranks together, besides a copy of
-    the weights; `cache_server_bytes` that of a private cache server, in every phase.
+    the weights; `cache_server_bytes` that of a private cache server, in every phase. `host_bytes` is what options take
+    of it in every phase, `host_kv_bytes` the part of that which is a KV cache.
     """
 
     request: int
@@ -59,6 +60,8 @@ class Needs:
     notes: Mapping[str, str] = attrs.field(factory=dict)
     kept_bytes: int = 0
     cache_server_bytes: int = 0
+    host_bytes: int = 0
+    host_kv_bytes: int = 0
 
 
 def host_copy_bytes(weights: int, residency: Residency) -> int:
@@ -73,7 +76,7 @@ def derived_phases(
 
     Raises: Refusal `insufficient_resources` for a sum that 64 bits do not hold.
     """
-    extra, server = machine.context_bytes, needs.cache_server_bytes
+    extra, server = machine.context_bytes, needs.cache_server_bytes + needs.host_bytes
     ready, cold = needs.request + extra, needs.startup + extra
     request = "declared" if needs.declared_request else "derived"
     provenance = {
@@ -94,12 +97,15 @@ def derived_phases(
         on_each = dict.fromkeys(machine.domains, counted_bytes(amount))
         return on_each if machine.system is None else {**on_each, machine.system: counted_bytes(beside)}
 
-    serving = Allocation(bytes=held(ready), claims=machine.claims)
-    phases = {Phase.COLD: Allocation(bytes=held(cold), claims=machine.claims), Phase.READY: serving}
+    # On a card without RAM of its own to charge there is no domain for it, as for the engine's other RAM.
+    ram = machine.system if machine.card else machine.domain
+    host_kv = {ram: counted_bytes(needs.host_kv_bytes)} if ram is not None and needs.host_kv_bytes else {}
+    serving = Allocation(bytes=held(ready), claims=machine.claims, host_kv=host_kv)
+    phases = {Phase.COLD: attrs.evolve(serving, bytes=held(cold)), Phase.READY: serving}
     if residency.parks:
         phases |= {
             Phase.PARKING: serving,
-            Phase.PARKED: Allocation(bytes=held(min(residue, ready))),
+            Phase.PARKED: Allocation(bytes=held(min(residue, ready)), host_kv=host_kv),
             Phase.WAKE: serving,
         }
         provenance |= {Phase.PARKING: request, Phase.PARKED: "placeholder", Phase.WAKE: request}
@@ -225,7 +231,7 @@ def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, n
         raise Refusal(
             "category_limit",
             f"{name} needs {needs} of KV cache in host memory on {domain} of {policy.name}; at most {there} may be "
-            "used for that there. Lower its host_kv_bytes",
+            "used for that there. Lower host_kv_bytes of its resources, or the option that takes it",
             details={"domain": domain, "needs_bytes": stated, "limit_bytes": limit, "host": policy.name},
             retryable=False,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import cache_server, longest_context, sizing_llamacpp, sizing_tensors
+from capyctl.checkpoints import cache_server, host_memory, longest_context, sizing_llamacpp, sizing_tensors
 from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import Needs, check_fits, declared_phases, derived_phases
 from capyctl.checkpoints.time_limits import limits
@@ -21,6 +21,7 @@ from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
 from capyctl.fsm.types import Phase, Residency
 from capyctl.ledger.types import Allocation, HostPolicy, Plan
+from capyctl.units import gib
 
 SPLIT = ("vllm", "sglang")
 """Families whose engines spread one model over several cards of a machine."""
@@ -56,12 +57,20 @@ def derive_plan(
     machine = machine_of(document, policy)
     weights = weights_of(facts)
     server = cache_server.server_bytes(facts, document, family, residency)
+    told = host_memory.taken(facts, document, family)
     if document.resources is not None:
         phases = declared_phases(document, policy, machine, residency)
+        host_memory.check_declared(told, phases, machine, document.name)
         provenance: dict[Phase, str] = dict.fromkeys(phases, "declared")
-        needs = _beside_resources(facts, document, machine, family, phases[Phase.READY])
+        left = host_memory.left_to_engine(told, phases[Phase.READY], machine)
+        needs = _beside_resources(facts, document, machine, family, left)
     else:
-        needs = attrs.evolve(_needs(facts, document, machine, family, residency), cache_server_bytes=server)
+        needs = attrs.evolve(
+            _needs(facts, document, machine, family, residency),
+            cache_server_bytes=server,
+            host_bytes=told.bytes,
+            host_kv_bytes=told.cache,
+        )
         phases, provenance = derived_phases(needs, machine, residency)
     check_fits(phases, provenance, policy, document.name)
     built = bool(facts.get("kernels_built"))
@@ -75,9 +84,13 @@ def derive_plan(
         context_tokens=needs.context,
         context_reason=needs.reason,
         slots=needs.slots,
-        facts=_shown(facts, machine, weights, needs, family),
-        pools=needs.pools,
+        facts=_shown(facts, machine, weights, needs, family) | _of_options(told),
+        pools={**needs.pools, "host": told.bytes} if told.bytes else needs.pools,
     )
+
+
+def _of_options(told: host_memory.Taken) -> dict[str, str]:
+    return {"host_options": f"{gib(told.bytes)} of RAM for {' and '.join(told.words)}"} if told.bytes else {}
 
 
 def weights_of(facts: Mapping[str, Any]) -> int:

@@ -145,7 +145,7 @@ class Plan:
     `estimates`). `stated`: a `resources` block says every figure. `context_reason` says why a fitted context is what
     it is; None when the document stated it. `pools` is what the engine is told of its memory, bytes and counts:
     `weights`, `kv_cache`, `kv_tokens`, `state`, `state_slots`, `running`, `static`; what is not there is the engine's
-    own to decide.
+    own to decide. `host` is what its options keep in RAM, which on one pool is a part of its charge.
     """
 
     phases: Mapping[Phase, Allocation]

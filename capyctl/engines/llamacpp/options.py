@@ -52,7 +52,7 @@ _RENDERED = (
     _owned("memory follows the ledger, not the engine's own fitting", "--fit-target", "-fitt"),
     _owned("memory follows the ledger, not the engine's own fitting", "--fit-ctx", "-fitc"),
     _owned("memory follows the ledger, not the engine's own fitting", "--fit-print", "-fitp"),
-    _owned("a prompt cache outside the ledger's account", "--cache-ram", "-cram"),
+    _owned("a prompt cache outside the ledger's account; each slot keeps its last prompt", "--cache-ram", "-cram"),
     _owned("an answer must not lose its beginning silently", "--context-shift", "--no-context-shift"),
     _owned("idle and load are read there", "--metrics"),
     _owned("idle and load are read there", "--slots", "--no-slots"),

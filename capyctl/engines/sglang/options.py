@@ -9,6 +9,9 @@ from capyctl.engines.environment import Reserved
 from capyctl.engines.option_rows import gated, owned, passed, typed
 from capyctl.engines.options import OptionPolicy
 
+_ON_DEVICE = "memory follows the ledger; weights are on the device: choose a smaller model for it"
+_IN_RAM = "its cache in host RAM would be outside the ledger's account; state engine_config.memory.kv_cache"
+
 _TYPED = (
     *typed("engine_config.context_length", "context-length"),
     *typed("engine_config.max_concurrent_requests", "max-running-requests"),
@@ -33,7 +36,8 @@ UNCONDITIONAL = (
     *owned("ranks follow the deployment's topology", "tp-size|tensor-parallel-size", "pp-size|pipeline-parallel-size"),
     *owned("ranks follow the deployment's topology", "dp-size|data-parallel-size", "nnodes", "node-rank"),
     *owned("ranks follow the deployment's topology", "dist-init-addr|nccl-init-addr"),
-    *owned("memory follows the ledger", "mem-fraction-static", "cpu-offload-gb"),
+    *owned("memory follows the ledger; state engine_config.memory", "mem-fraction-static"),
+    *owned(_ON_DEVICE, "cpu-offload-gb"),
     *owned("CapyCTL decides what sleeps", "enable-memory-saver!", "enable-weights-cpu-backup!"),
     *owned("the log writer owns the log", "log-level", "log-level-http"),
     *owned("prompts stay out of the log", "log-requests!", "crash-dump-folder"),
@@ -57,8 +61,7 @@ IF_PRESENT = (
     *owned("ranks follow the deployment's topology", "elastic-ep-join-rank-offset", "elastic-ep-initial-size"),
     *owned("ranks follow the deployment's topology", "enable-elastic-expert-backup!"),
     *owned("devices follow the ledger's claims", "gpu-id-step"),
-    *owned("memory follows the ledger", "offload-group-size", "offload-num-in-group", "offload-prefetch-step"),
-    *owned("memory follows the ledger", "offload-mode"),
+    *owned(_ON_DEVICE, "offload-group-size", "offload-num-in-group", "offload-prefetch-step", "offload-mode"),
     *owned("CapyCTL decides what sleeps", "enable-draft-weights-cpu-backup!"),
     *owned("a second listener, outside the keys", "smg-grpc-mode!", "grpc-mode!", "grpc-port", "sidecar"),
     *owned("a second listener, outside the keys", "smg-http-sidecar-port|grpc-http-sidecar-port", "sidecar-args"),
@@ -77,10 +80,10 @@ IF_PRESENT = (
     *owned("prompts stay out of files", "debug-tensor-dump-input-file", "msprobe-dump-config", "spec-trace-dir"),
     *owned("prompts stay out of files", "watermark-config", "file-storage-path", "enable-response-store!"),
     *owned("readiness is proven by CapyCTL's own probe", "warmups"),
-    *owned("the cache would leave the engine", "enable-hierarchical-cache|enable-hicache!", "hicache-host-memory-mode"),
-    *owned("the cache would leave the engine", "hicache-ratio", "hicache-size", "hicache-write-policy"),
-    *owned("the cache would leave the engine", "hicache-io-backend", "hicache-mem-layout"),
-    *owned("the cache would leave the engine", "hicache-host-memory-fraction", "hicache-storage-backend"),
+    *owned(_IN_RAM, "enable-hierarchical-cache|enable-hicache!", "hicache-host-memory-mode", "hicache-ratio"),
+    *owned(_IN_RAM, "hicache-size", "hicache-write-policy", "hicache-io-backend", "hicache-mem-layout"),
+    *owned(_IN_RAM, "hicache-host-memory-fraction"),
+    *owned("the cache would leave the engine", "hicache-storage-backend"),
     *owned("the cache would leave the engine", "hicache-storage-prefetch-policy"),
     *owned("the cache would leave the engine", "hicache-storage-backend-extra-config"),
     *owned("the cache would leave the engine", "hicache-storage-prefetch-retry-poll-interval"),
@@ -106,6 +109,8 @@ IF_PRESENT = (
     *owned("one engine serves whole requests", "encoder-register-urls*", "encoder-bootstrap-port"),
     *owned("one engine serves whole requests", "disaggregation-transfer-backend", "disaggregation-bootstrap-port"),
     *owned("one engine serves whole requests", "disaggregation-ib-device", "enable-pd-role-switch!"),
+    *owned("one engine serves whole requests", "disaggregation-decode-enable-offload-kvcache!"),
+    *owned("one engine serves whole requests", "disaggregation-decode-retraction-backup"),
     *owned("the endpoint speaks text", "skip-tokenizer-init!"),
     *owned("the deployment's api decides what is served", "is-embedding!"),
     *owned("an engine runs no tools", "tool-server"),
@@ -117,7 +122,8 @@ IF_PRESENT = (
 
 _GATED = (
     *gated("it loads other weights", "speculative-draft-model-path|speculative-draft-model", paths=True),
-    *gated("it loads other weights", "uno-lora-path", "lora-paths*", "kt-weight-path", paths=True),
+    *gated("it loads other weights", "uno-lora-path", "lora-paths*", paths=True),
+    *gated("it loads other weights, into host RAM; needs resources", "kt-weight-path", paths=True),
     *gated("it loads other weights", "speculative-draft-model-revision"),
     *gated("it loads code", "custom-weight-loader*", "enable-custom-logit-processor!"),
     *gated("it states settings that no other option shows", "model-loader-extra-config", "json-model-override-args"),
@@ -125,7 +131,8 @@ _GATED = (
     *gated("it states settings that no other option shows", "deepep-config", "dllm-algorithm-config"),
     *gated("it states settings that no other option shows", "radix-eviction-policy-config", "mm-process-config"),
     *gated(
-        "it states settings that no other option shows", "hisparse-config|hierarchical-sparse-attention-extra-config"
+        "it keeps a part of the cache in host RAM; needs resources",
+        "hisparse-config|hierarchical-sparse-attention-extra-config",
     ),
     *gated("it reads a file of the host", "chat-template", "completion-template", paths=True),
     *gated("it reads a file of the host", "quantization-param-path", "speculative-token-map", paths=True),
@@ -162,6 +169,10 @@ _PASSED = (
     *passed("which kernels are used", "grammar-backend", "moe-runner-backend", "linear-attn-backend"),
     *passed("how weights are read", "load-format", "model-impl"),
     *passed("a table on disk; its cache in memory is charged", "ple-offload-backend"),
+    *passed("tables of n-grams in host RAM; they are charged there", "ple-offload-embedding?"),
+    *passed("it keeps a part of the cache in host RAM; needs resources", "enable-hisparse!"),
+    *passed("it keeps experts in host RAM; needs resources", "enable-paged-experts!"),
+    *passed("a cache of media in host RAM, MiB; it is charged where it is stated", "mm-preprocess-cache-size-mb"),
 )
 
 POLICY = OptionPolicy(

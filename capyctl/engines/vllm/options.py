@@ -9,6 +9,8 @@ from capyctl.engines.environment import Reserved
 from capyctl.engines.option_rows import gated, owned, passed, typed
 from capyctl.engines.options import OptionPolicy
 
+_ON_DEVICE = "memory follows the ledger; weights are on the device: choose a smaller model for it"
+
 _TYPED = (
     *typed("engine_config.max_concurrent_requests", "max-num-seqs", fixed=True),
     *typed("engine_config.context_length", "max-model-len"),
@@ -31,8 +33,11 @@ UNCONDITIONAL = (
     *owned("ranks follow the deployment's topology", "distributed-executor-backend"),
     *owned("ranks follow the deployment's topology", "data-parallel-size|-dp", "data-parallel-address|-dpa"),
     *owned("ranks follow the deployment's topology", "data-parallel-rpc-port|-dpp"),
-    *owned("memory follows the ledger", "gpu-memory-utilization|device-memory-utilization", "kv-cache-memory-bytes"),
-    *owned("memory follows the ledger", "cpu-offload-gb"),
+    *owned(
+        "memory follows the ledger; state engine_config.memory",
+        *("gpu-memory-utilization|device-memory-utilization", "kv-cache-memory-bytes"),
+    ),
+    *owned(_ON_DEVICE, "cpu-offload-gb"),
     *owned("CapyCTL decides what sleeps", "enable-sleep-mode?"),
     *owned("CapyCTL gives each launch keys of its own", "api-key*", "middleware"),
     *owned("prompts stay out of the log", "enable-log-requests?"),
@@ -60,9 +65,10 @@ IF_PRESENT = (
     *owned("ranks follow the deployment's topology", "data-parallel-supervisor-port", "elastic-ep-max-dp-size"),
     *owned("devices follow the ledger's claims", "device", "device-ids"),
     *owned("ranks follow the deployment's topology", "prefill-context-parallel-size|-pcp"),
-    *owned("memory follows the ledger", "swap-space", "cpu-offload-params*", "offload-backend", "offload-params*"),
+    *owned("memory follows the ledger; a cache in host RAM is --kv-offloading-size", "swap-space"),
+    *owned(_ON_DEVICE, "cpu-offload-params*", "offload-backend", "offload-params*"),
     *owned("memory follows the ledger", "num-gpu-blocks-override"),
-    *owned("memory follows the ledger", "offload-group-size", "offload-num-in-group", "offload-prefetch-step"),
+    *owned(_ON_DEVICE, "offload-group-size", "offload-num-in-group", "offload-prefetch-step"),
     *owned("prompts stay out of the log", "disable-log-requests!", "enable-log-outputs?", "enable-log-deltas?"),
     *owned("a second listener, outside the keys", "grpc!", "grpc-port"),
     *owned("CapyCTL decides what sleeps", "sleep-mode-backend", "sleep-preserve-parameter-names*"),
@@ -85,7 +91,11 @@ _GATED = (
     *gated("it may load another model", "speculative-config|-sc", keys=DRAFT_KEYS),
     *gated("it loads another model", "spec-model", paths=True),
     *gated("it may load another model", "spec-method", "spec-tokens"),
-    *gated("the cache would leave the engine", "kv-transfer-config", "kv-events-config", "ec-transfer-config"),
+    *gated(
+        "the cache would leave the engine; host memory that is not known needs resources",
+        *("kv-transfer-config", "ec-transfer-config"),
+    ),
+    *gated("the cache would leave the engine", "kv-events-config"),
     *gated("it states settings that no other option shows", "compilation-config|-cc", "attention-config|-ac"),
     *gated("it states settings that no other option shows", "watermark-config", "diffusion-config|-dc"),
     *gated("it states settings that no other option shows", "engram-config", "reasoning-config", "kernel-config"),
@@ -134,9 +144,8 @@ _PASSED = (
     *passed("how prompts are cached", "enable-prefix-caching?", "prefix-caching-hash-algo", "kv-sharing-fast-prefill?"),
     *passed("how prompts are cached", "prefix-cache-retention-interval", "prefix-match-unit"),
     *passed("how prompts are cached", "kv-cache-dtype-skip-layers*"),
-    *passed(
-        "how prompts are cached", "kv-offloading-backend", "kv-offloading-size", "disable-hybrid-kv-cache-manager?"
-    ),
+    *passed("a cache in host RAM, GiB of all ranks together; it is charged", "kv-offloading-size"),
+    *passed("how prompts are cached", "kv-offloading-backend", "disable-hybrid-kv-cache-manager?"),
     *passed("the state of recurrent layers", "mamba-backend", "mamba-ssu-algorithm", "mamba-cache-philox-rounds"),
     *passed("the state of recurrent layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
     *passed("the state of recurrent layers", "mamba-cache-mode", "enable-mamba-cache-stochastic-rounding?"),
@@ -153,7 +162,8 @@ _PASSED = (
     *passed("kernels", "optimization-level", "performance-mode", "enable-flashinfer-autotune?", "ir-op-priority"),
     *passed("kernels", "enable-expert-parallel|-ep?", "all2all-backend", "use-fp64-gumbel?"),
     *passed("media", "limit-mm-per-prompt", "media-io-kwargs", "mm-processor-kwargs", "disable-chunked-mm-input?"),
-    *passed("media", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-encoder-only?", "skip-mm-profiling?"),
+    *passed("a cache of media in host RAM, GiB twice over; it is charged where it is stated", "mm-processor-cache-gb"),
+    *passed("media", "mm-processor-cache-type", "mm-encoder-only?", "skip-mm-profiling?"),
     *passed("adapters of weights", "enable-lora?", "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras"),
     *passed("adapters of weights", "fully-sharded-loras?", "lora-target-modules*"),
     *passed("adapters of weights", "enable-tower-connector-lora?", "specialize-active-lora?", "max-lora-cls-labels"),

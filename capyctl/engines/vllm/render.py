@@ -172,7 +172,8 @@ def device_domains(facts: LaunchFacts) -> list[str]:
 def utilization(launch: Launch) -> str:
     """The share of its device that the engine takes itself to use, as it is rendered.
 
-    The request, or what is charged when it is ready without the context, over all of the device, in whole percent.
+    The request, or what is charged when it is ready without the context and without what options keep in RAM, over
+    all of the device, in whole percent.
     The engine refuses to start when less than this is free, so it never exceeds what the admission saw.
     Raises: Refusal `insufficient_device_memory` when nothing is free that could be stated.
     """
@@ -185,7 +186,8 @@ def utilization(launch: Launch) -> str:
             raise Refusal(
                 "insufficient_device_memory", f"the size of {domain} is not known; vLLM is told a share of it"
             )
-        ready = max(0, facts.ready.get(domain, 0) - facts.pools.get("context", 0))
+        beside = facts.pools.get("context", 0) + (facts.pools.get("host", 0) if domain == UNIFIED else 0)
+        ready = max(0, facts.ready.get(domain, 0) - beside)
         wanted = ready if request is None else request.bytes
         percent = min(_PERCENT_MAX, -(-wanted * 100 // total))
         if derived and domain != UNIFIED:
