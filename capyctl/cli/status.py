@@ -118,6 +118,8 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
     if context:
         why = context.get("reason")
         lines["Context"] = f"{context.get('tokens')} tokens{f', {why}' if why else ''}{context_note(facts)}"
+    if facts.get("host_options"):
+        lines["Options"] = f"take {facts['host_options']}, charged in every phase"
     if facts.get("running_limited"):
         lines["Running"] = str(facts["running_limited"]).removeprefix("Running ")
     if view.get("parsers"):
