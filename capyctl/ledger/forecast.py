@@ -16,7 +16,7 @@ from capyctl.ledger.admission import judge, propose
 from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_step, charge_of
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.shortfall import Names, Shortfall
-from capyctl.ledger.types import Allocation, Observation
+from capyctl.ledger.types import Allocation, DomainKind, Observation
 
 LOADING = frozenset({Phase.COLD, Phase.WAKE})
 """Phases that end in READY, at a charge that is known now."""
@@ -35,7 +35,8 @@ class Forecast:
     def gone(self, owner: str, *, hoped: bool = False) -> Forecast:
         """With `owner` released: its resident bytes are free again.
 
-        `hoped`: at least its charge is assumed to come back, for owners whose processes were not attributed.
+        `hoped`: at least its charge is assumed to come back, for owners whose processes were not attributed. Where a
+        card's driver says what it holds, that and no more comes back: a stranger may hold the rest.
         """
         held = self.ledger.held_by(owner)
         return self._with(None, held.host, owner, Allocation(), held if hoped else None)
@@ -73,10 +74,13 @@ class Forecast:
     def _with(
         self, row: Holding | None, host: HostId, owner: str, after: Allocation, hoped: Holding | None = None
     ) -> Forecast:
-        samples = {
-            domain: _returned(sample, owner, after.on(domain), hoped.on(domain) if hoped else Bytes(0))
-            for domain, sample in self.seen.get(host, UNSEEN).items()
-        }
+        domains, samples = self.ledger.hosts[host].domains, {}
+        for domain, sample in self.seen.get(host, UNSEEN).items():
+            told = (
+                domain in domains and domains[domain].kind is DomainKind.DEVICE and sample.residents.get(owner, 0) > 0
+            )
+            least = hoped.on(domain) if hoped is not None and not told else Bytes(0)
+            samples[domain] = _returned(sample, owner, after.on(domain), least)
         return attrs.evolve(self, ledger=self.ledger.assuming(owner, row), seen={**self.seen, host: samples})
 
 

@@ -16,6 +16,7 @@ from ledger_values import (
     NOW,
     OTHER_HOST,
     POOL,
+    SYSTEM,
     card_host,
     gone,
     ledger_of,
@@ -351,6 +352,21 @@ def test_a_victim_without_attribution_is_hoped_to_return_its_charge_but_not_park
     ledger = ready(ledger_of(pool_host(100)), "a", plan(60, 60, 5))
     result = evict(ledger, cold("b", plan(90, 90)), [candidate("a", parks=True)], seen(35))
     assert names(result) == {"a": Way.STOP_NO_ROOM}
+
+
+def test_a_victim_returns_what_its_card_says_it_holds_and_a_strangers_memory_is_not_hoped_for():
+    ledger = ready(ledger_of(card_host(100)), "a", plan(60, 60, domain=GPU0, device="gpu0"))
+    target = cold("b", plan(60, 60, domain=GPU0, device="gpu0"))
+
+    def view(free: int, **residents: int) -> Seen:
+        card = seen(free, capacity=100, residents={owner(name): amount for name, amount in residents.items()})[POOL]
+        return {SYSTEM: seen(100)[POOL], GPU0: card}
+
+    assert isinstance(evict(ledger, target, [candidate("a")], view(10, a=50)), Eviction)
+    in_vain = evict(ledger, target, [candidate("a")], view(5, a=50))  # 45 are somebody else's
+    assert isinstance(in_vain, Nowhere)
+    assert in_vain.code == "insufficient_device_memory"
+    assert isinstance(evict(ledger, target, [candidate("a")], view(5)), Eviction), "nobody says what it holds"
 
 
 @pytest.mark.parametrize("view", [{}, seen(1000, at=NOW - 60_001), seen(1000, at=NOW + 1)])
