@@ -44,6 +44,7 @@ class Shortfall:
     reserve_bytes: Bytes | None = None
     unbacked_bytes: Bytes | None = None  # charged to others and not resident yet
     evictable_bytes: Bytes | None = None  # what the possible victims hold; set by eviction planning
+    evicted: bool = False  # the figures are what would be with them gone
     others: tuple[tuple[str, Bytes], ...] = ()
     count: int | None = None
     count_max: int | None = None
@@ -75,7 +76,8 @@ class Shortfall:
         """One line for people, with figures. `names` shows owners by the names that people gave them."""
         text = _WORDS.get(self.check, _reason)(self, names or {})
         if self.evictable_bytes is not None:
-            text += f" {gib(self.evictable_bytes)} could be evicted."
+            amount = gib(self.evictable_bytes)
+            text += f" That is with {amount} evicted." if self.evicted else f" {amount} could be evicted."
         return text
 
     def details(self) -> dict[str, Any]:  # Any: plain JSON values of several types

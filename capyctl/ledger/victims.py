@@ -264,9 +264,8 @@ def _on(
         return short
     pool = [one for one in pool if one.owner != ask.owner]
     found = _cover(ledger, wants_of(ledger, ask), pool)
-    evictable = attrs.evolve(short, evictable_bytes=_evictable(ledger, short, pool))
     if found is None:
-        return evictable
+        return attrs.evolve(short, evictable_bytes=_evictable(ledger, short, pool))
     chosen = tuple(pool[index] for index in found.chosen)
     orders = tuple(sorted(order(one, ledger.held_by(one.owner)) for one in chosen))
     choice = _better(_Choice(rank=(len(chosen), orders, place), ask=ask, chosen=chosen, exact=found.exact), best)
@@ -277,7 +276,7 @@ def _on(
         after = after.gone(one.owner, hoped=True)
     still = after.judge(ask)
     if still is not None:  # a limit that releasing cannot lift, or memory that is not ours to give back
-        return attrs.evolve(still, evictable_bytes=evictable.evictable_bytes)
+        return attrs.evolve(still, evictable_bytes=_evictable(ledger, still, chosen), evicted=True)
     return choice
 
 

@@ -366,6 +366,8 @@ def test_a_victim_returns_what_its_card_says_it_holds_and_a_strangers_memory_is_
     in_vain = evict(ledger, target, [candidate("a")], view(5, a=50))  # 45 are somebody else's
     assert isinstance(in_vain, Nowhere)
     assert in_vain.code == "insufficient_device_memory"
+    assert in_vain.details()["hosts"][0]["free_bytes"] == 55
+    assert in_vain.message().endswith("That is with 0.0 GiB evicted.")
     assert isinstance(evict(ledger, target, [candidate("a")], view(5)), Eviction), "nobody says what it holds"
 
 
