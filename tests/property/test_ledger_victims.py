@@ -367,7 +367,7 @@ def test_a_victim_returns_what_its_card_says_it_holds_and_a_strangers_memory_is_
     assert isinstance(in_vain, Nowhere)
     assert in_vain.code == "insufficient_device_memory"
     assert in_vain.details()["hosts"][0]["free_bytes"] == 55
-    assert in_vain.message().endswith("That is with 0.0 GiB evicted.")
+    assert in_vain.message().endswith("That is with 60 B evicted.")
     assert isinstance(evict(ledger, target, [candidate("a")], view(5)), Eviction), "nobody says what it holds"
 
 
