@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from . import asgi
 from .decisions import Malformed, decide
 from .dialect import Asked, Dead, Dialect, Generator, Json, Refused
 from .engine import Engine, Route
@@ -82,6 +83,7 @@ class SglangRoutes(Engine):
         self.loads = (0, 0)
         self._lock = threading.Lock()
         self._rids: set[str] = set()
+        self.middlewares: list[Any] = []
 
     def log(self, text: str) -> None:
         raise NotImplementedError
@@ -198,6 +200,10 @@ class SglangRoutes(Engine):
         reply.send_json(200, {"object": "list", "data": [card]})
 
     def dispatch(self, request: Request, reply: Reply) -> None:
+        # Middleware that is added before the server starts lies inside the engine's own key check.
+        checked = self.allowed(request) or not self.knobs.checks_keys
+        if checked and not asgi.through(self.middlewares, request, reply, self.args.port):
+            return
         if request.method == "GET" and request.path.startswith("/v1/models/") and self.allowed(request):
             self._models(request, reply)
             return

@@ -225,6 +225,10 @@ async def test_an_engine_parks_deep_and_wakes_as_it_was(bench: Bench) -> None:
         await adapter.release(client, facts, 60)
         assert bench.cards.used(0) < ready - GIB - CACHE // 2
         assert await adapter.alive_parked(client)
+        for key in ("", "wrong"):  # any of them would end what is parked
+            stranger = attrs.evolve(client, key=key, admin_key=key)
+            for path in ("/health_generate", "/health", "/ready", "/metrics", "/v1/models"):
+                assert (await stranger.get(path))[0] == 401, path
         assert (await adapter.gauges(client))[:2] == (0, 0)
         await adapter.restore(client, facts, 60)
         assert await adapter.canary(client, facts, 5) == before
@@ -243,7 +247,8 @@ async def test_an_engine_parks_deep_and_wakes_as_it_was(bench: Bench) -> None:
             ("/update_weights_from_disk", "", "admin"),
             ("/flush_cache", "timeout=0", "admin"),
         ]
-        assert bench.sglang.calls("/health", "/health_generate") == []
+        asked = bench.sglang.calls("/health", "/health_generate")
+        assert {call["key"] for call in asked} <= {"none", "wrong"}, "by the strangers above alone"
 
 
 async def test_a_host_backed_engine_wakes_without_reading_its_files(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 `serve` reads the command line twice with the installed parser: what CapyCTL rendered, and the whole. Whatever
 CapyCTL owns must come out the same, however the rest spells or abbreviates. The keys come through the
 environment and are taken out of it; they are on no command line. Then SGLang's own record of settings is built
-and resolved, what CapyCTL owns is compared once more, and the HTTP server starts in this process.
+and resolved, what CapyCTL owns is compared once more, and the HTTP server starts in this process, behind a guard.
 
 This file imports nothing of CapyCTL: it is copied beside its data and runs without CapyCTL's packages.
 Source: engines 2.5, 3.3, 5, 7.1, 7.4.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import hmac
 import importlib
 import importlib.metadata
 import importlib.util
@@ -39,6 +41,7 @@ REVALIDATED = (
 )
 """What must still be as it was rendered after SGLang resolved its settings."""
 FILE_BYTES_MAX = 8 << 20
+UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
 def refuse(code: str, message: str) -> NoReturn:
@@ -117,7 +120,9 @@ def lacks_deep_park(defined: dict[str, str]) -> str:
         return "an adapter for the memory saver"
     routes = names_in("srt/entrypoints/http_server.py")
     missing = [route for route in ROUTES if route not in routes]
-    return f"the route /{missing[0]}" if missing else ""
+    if missing:
+        return f"the route /{missing[0]}"
+    return "" if "app" in routes else "an application that takes a guard"
 
 
 def lacks_observation() -> str:
@@ -159,8 +164,8 @@ def names_in(module: str) -> frozenset[str]:
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
             found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
-        if isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
     return frozenset(found)
 
 
@@ -287,10 +292,53 @@ def serve(rendered: list[str], whole: list[str], parks: bool) -> None:
     if resolve is not None:
         resolve()  # newer builds resolve on demand, older ones when the record is built
     revalidate(arguments, stated)
+    server = importlib.import_module("sglang.srt.entrypoints.http_server")
+    close_open_routes(server, (key, admin_key), parks)
     try:
-        importlib.import_module("sglang.srt.entrypoints.http_server").launch_server(arguments)
+        server.launch_server(arguments)
     finally:
         end_children()
+
+
+class KeyGuard:
+    """Lets through what carries one of the launch's keys, exactly once; the engine then decides which key is for what.
+
+    The engine's own check leaves health, readiness, figures and every WebSocket open. `/health_generate` among them
+    generates whatever the settings say, which is work for any process of the machine, and the end of a parked engine.
+    A class, since a function would not be called for WebSockets.
+    """
+
+    def __init__(self, app: Any, keys: tuple[str, ...]) -> None:
+        self.app = app
+        self.known = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or self.admits(scope.get("headers") or ()):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(UNAUTHORIZED)).encode())]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": UNAUTHORIZED})
+
+    def admits(self, headers: Any) -> bool:
+        """Whether a request carries a key of this launch."""
+        sent = [value for name, value in headers if name.lower() == b"authorization"]
+        scheme, _, key = (sent[0] if len(sent) == 1 else b"").partition(b" ")
+        digest = hashlib.sha256(key).digest()
+        return scheme.lower() == b"bearer" and True in [hmac.compare_digest(digest, known) for known in self.known]
+
+
+def close_open_routes(server: Any, keys: tuple[str, ...], parks: bool) -> None:
+    """Put the guard before every route. Without one nothing parks: any process could end what is parked."""
+    add = getattr(getattr(server, "app", None), "add_middleware", None)
+    if add is not None:
+        add(KeyGuard, keys=keys)
+    elif parks:
+        refuse("capability_missing:deep_park", "this installation lacks an application that takes a guard")
+    else:
+        tell({"event": "capyctl_key_guard_missing", "action": "warned"})
 
 
 def rendezvous() -> None:

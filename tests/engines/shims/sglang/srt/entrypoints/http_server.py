@@ -8,10 +8,24 @@ from simulated_engine.sglang import Sglang
 from sglang.version import __version__
 
 
+class Application:
+    """What takes middleware before the server starts, as the framework's application does."""
+
+    def __init__(self):
+        self.middlewares = []
+
+    def add_middleware(self, middleware, **options):
+        self.middlewares.append(lambda app: middleware(app, **options))
+
+
+app = Application()
+
+
 def launch_server(server_args, **callbacks):
     """Serve until the end; the process ends here."""
     server_args.resolve_once()
     engine = Sglang(__version__)
+    engine.middlewares = app.middlewares
     sys.exit(engine.serve(argparse.Namespace(**vars(server_args)), sys.argv[1:]))
 
 
