@@ -29,6 +29,7 @@ from capyctl.errors import Refusal
 
 REDIRECTS_MAX: Final = 5
 WAIT_MAX_S: Final = 60.0
+SHOWN_MAX: Final = 400
 REDIRECTING: Final = (301, 302, 303, 307, 308)
 TRY_LATER: Final = (408, 425, 429, 500, 502, 503, 504)
 
@@ -207,7 +208,7 @@ class Door:
             secret = token if _origin(parts) == _origin(origin) else None
             if secret is None:
                 token = None  # a way back through another host does not get it either
-            answer = self._ask(parts, line, asked, secret, called or shown_url(urllib.parse.urlunsplit(parts)))
+            answer = self._ask(parts, line, asked, secret, called or _shown(parts))
             if answer.status not in REDIRECTING:
                 return _good(answer, token_sent=secret is not None)
             with answer:
@@ -222,7 +223,7 @@ class Door:
                 raise Refusal("not_materializable", f"{answer.url} redirects to what is no URL") from None
             if origin.scheme == "https" and parts.scheme != "https":
                 raise Refusal("not_materializable", f"{answer.url} redirects to plain HTTP, which is not followed")
-        raise Refusal("not_materializable", f"{called or shown_url(url)} redirects more than {REDIRECTS_MAX} times")
+        raise Refusal("not_materializable", f"{called or _shown(origin)} redirects more than {REDIRECTS_MAX} times")
 
     def _ask(
         self, parts: urllib.parse.SplitResult, line: Line, headers: Mapping[str, str], token: str | None, where: str
@@ -263,6 +264,12 @@ def _parts(url: str, what: str) -> urllib.parse.SplitResult:
     return parts._replace(fragment="")
 
 
+def _shown(parts: urllib.parse.SplitResult) -> str:
+    """A URL for a line of text: a redirect may be as long as a header."""
+    shown = shown_url(urllib.parse.urlunsplit(parts))
+    return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}…"
+
+
 def _origin(parts: urllib.parse.SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -273,7 +280,7 @@ def _good(answer: Answer, *, token_sent: bool) -> Answer:
         if encoding.lower() == "identity":
             return answer
         answer.__exit__(None, None, None)
-        raise Refusal("not_materializable", f"{answer.url} answers with Content-Encoding {encoding[:32]}")
+        raise Refusal("not_materializable", f"{answer.url} answers with Content-Encoding {encoding[:32]!a}")
     with answer:
         raise _bad(answer, token_sent)
 
@@ -324,4 +331,5 @@ def _word(wrong: Exception) -> str:
     if isinstance(wrong, OSError):
         return wrong.strerror or str(wrong) or type(wrong).__name__
     # What a server sent instead of HTTP stays out of the line.
-    return "what it answered is no HTTP" if isinstance(wrong, http.client.BadStatusLine) else str(wrong)
+    said = isinstance(wrong, http.client.LineTooLong) or type(wrong) is http.client.HTTPException
+    return str(wrong) if said else "what it answered is no HTTP"

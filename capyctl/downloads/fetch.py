@@ -114,6 +114,14 @@ def place_noted(work: Path) -> str | None:
     return place if parts_of(Path(), place).name == work.name else None
 
 
+def is_nameless(work: Path) -> bool:
+    """Whether nothing says whose parts these are: the power failed, or the disk was full, before it was written."""
+    try:
+        return (work / PLACE).stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
 def bytes_below(directory: Path) -> int:
     """What the files below a directory take together, links not followed."""
     total = 0
@@ -344,10 +352,10 @@ def _held(work: Path, place: str, line: Line, progress: Progress) -> Iterator[No
         with locked(work, make=True) as held:
             if held:
                 progress.phase = "asking"
-                for directory in ("files", "part"):
-                    (work / directory).mkdir(exist_ok=True)
-                (work / PLACE).write_text(place, "ascii")
                 try:
+                    for directory in ("files", "part"):
+                        (work / directory).mkdir(exist_ok=True)
+                    (work / PLACE).write_text(place, "ascii")
                     yield
                 finally:
                     if not any(bytes_below(work / name) for name in ("files", "part")):

@@ -8,16 +8,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 import attrs
 
 from capyctl.checkpoints.sources import SOURCES
-from capyctl.downloads.fetch import PARTS, bytes_below, locked, parts_of, place_noted, sync
+from capyctl.downloads.fetch import PARTS, bytes_below, is_nameless, locked, parts_of, place_noted, sync
+
+_NAMELESS: Final = f"{SOURCES}/{PARTS}/"
 
 
 @attrs.frozen(kw_only=True)
 class Kept:
-    """A download. `place` is relative to the download directory. Not `complete`: parts that a fetch goes on from."""
+    """A download. `place` is relative to the download directory. Not `complete`: parts that a fetch goes on from.
+
+    Parts that nothing names, left by a power cut or by a removal that was killed, have their own directory as place.
+    """
 
     place: str
     bytes: int
@@ -30,7 +36,9 @@ def present(root: Path) -> list[Kept]:
     parts = []
     for work in _children(root / SOURCES / PARTS):
         place = place_noted(work)
-        if place is not None and not (root / place).is_dir():
+        if place is None and is_nameless(work):
+            parts.append(Kept(place=f"{_NAMELESS}{work.name}", bytes=bytes_below(work), complete=False))
+        elif place is not None and not (root / place).is_dir():
             parts.append(Kept(place=place, bytes=bytes_below(work), complete=False))
     return sorted([*whole, *parts], key=lambda kept: kept.place)
 
@@ -61,7 +69,7 @@ def prune(root: Path, kept: Collection[str]) -> list[Kept]:
     for one in present(root):
         if one.place in kept:
             continue
-        work = parts_of(root, one.place)
+        work = root / one.place if one.place.startswith(_NAMELESS) else parts_of(root, one.place)
         with locked(work, make=True) as held:
             if not held:
                 continue  # somebody fetches it

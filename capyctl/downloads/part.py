@@ -71,7 +71,8 @@ def try_on(work: Callable[[], Any], done: Callable[[], int], line: Line, patienc
             failed = 1 if done() - most >= PROGRESS_BYTES else failed + 1
             most = max(most, done())
             if failed >= patience.attempts:
-                raise Failure("unavailable", f"{what}: {interrupted.why}. Try again later") from None
+                why = interrupted.why if interrupted.why.startswith(what) else f"{what}: {interrupted.why}"
+                raise Failure("unavailable", f"{why}. Try again later") from None
             line.stopped.wait(patience.pause(failed, interrupted.after_s))
             line.check_stopped()
 

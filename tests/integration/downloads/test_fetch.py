@@ -360,6 +360,7 @@ CASES = {
     ),
     "a redirect to another scheme": ([Fault(redirect="file:///etc/shadow")], "not_materializable", "the scheme file"),
     "a redirect with a user": ([Fault(redirect="https://u:p@localhost/x")], "not_materializable", "without a user"),
+    "a redirect to a page of text": ([Fault(redirect="/" + "x" * 60_000)], "not_found", "xxx… answered 404"),
     "a redirect to no URL": ([Fault(redirect="http://[::")], "not_materializable", "no URL"),
     "a length that is said twice, in two ways": (
         [Fault(raw=OK + b"Content-Length: 12\r\nContent-Length: 300000\r\n\r\n" + b"x" * 12)] * 3,
@@ -396,6 +397,16 @@ CASES = {
         "unavailable",
         "more than 65536 bytes",
     ),
+    "another HTTP, with what a terminal would do": (
+        [Fault(raw=b"HTTP/\x1b[31m 200 OK\r\n\r\n")] * 3,
+        "unavailable",
+        "is no HTTP",
+    ),
+    "an encoding that a terminal would do": (
+        [Fault(raw=OK + b"Content-Encoding: \x1b[31m\r\n\r\n")],
+        "not_materializable",
+        r"'\x1b[31m'",
+    ),
     "what is no HTTP": ([Fault(raw=b"SSH-2.0-x\r\n")] * 3, "unavailable", "is no HTTP"),
     "a second encoding behind a harmless one": (
         [Fault(raw=OK + b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\n\r\n")],
@@ -414,6 +425,7 @@ def test_a_server_that_does_wrong_is_one_clear_line_and_no_model(here: Here, hub
     wrong = here.refused()
     assert (wrong.code, words in wrong.message) == (code, True), wrong.message
     assert isinstance(wrong, Failure if code == "unavailable" else Refusal)
+    assert (wrong.message.isprintable(), len(wrong.message) < 1000) == (True, True)
     assert 300_000 not in here.left().values(), "what is of no use is not kept"
 
 
@@ -551,7 +563,7 @@ def test_a_listing_that_is_compressed_in_its_second_header_is_not_unpacked(here:
     packed = gzip.compress(b" " * (32 << 20))
     headers = b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     hub.faults[f"/revision/{COMMIT}"] = [Fault(raw=OK + headers + packed)]
-    assert "Content-Encoding identity, gzip" in here.refused().message
+    assert "Content-Encoding 'identity, gzip'" in here.refused().message
 
 
 def test_a_name_that_is_listed_twice_is_refused(here: Here, hub: Hub):
@@ -743,6 +755,16 @@ def test_parts_that_another_fetch_removes_at_this_moment_are_made_again(here: He
     monkeypatch.setattr("capyctl.downloads.fetch.os.open", gone)
     assert (here.fetch() / "model.safetensors").read_bytes() == WEIGHTS
     assert len(made) == 4
+
+
+def test_a_disk_that_is_full_before_the_first_byte_leaves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch):
+    def full(self: Path, *more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    wrong = here.refused()
+    assert (wrong.code, str(here.root) in wrong.message) == ("insufficient_space", True)
+    assert list((here.root / "sources/.parts").iterdir()) == []
 
 
 def test_a_file_where_parts_are_to_be_is_named(here: Here):

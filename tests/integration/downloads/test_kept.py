@@ -51,6 +51,21 @@ def test_what_nobody_refers_to_is_removed_with_its_empty_directories(here: Here)
     assert not (here.root / "sources/huggingface").exists() or not any((here.root / "sources/huggingface").iterdir())
 
 
+def test_what_a_killed_removal_or_a_power_cut_left_is_shown_and_removed(here: Here):
+    """A removal is killed before it is through; a record of whose parts they are was not on the disk yet."""
+    killed, dark = parts_of(here.root, "a"), parts_of(here.root, "b")
+    for work in (killed, dark):
+        (work / "gone").mkdir(parents=True)
+        (work / "gone/model.gguf").write_bytes(b"x" * 1000)
+    (dark / "place").touch()
+    shown = [one for one in kept.present(here.root) if one.place.startswith("sources/.parts/")]
+    assert [one.bytes for one in shown] == [1000, 1000]
+    with locked(dark):
+        assert [one.place for one in kept.prune(here.root, {WHOLE, HALF})] == [str(killed.relative_to(here.root))]
+    assert [one.place for one in kept.prune(here.root, {WHOLE, HALF})] == [str(dark.relative_to(here.root))]
+    assert [one.place for one in kept.present(here.root)] == [HALF, WHOLE]
+
+
 def test_what_is_being_fetched_stays(here: Here):
     with locked(parts_of(here.root, HALF)) as held:
         assert held
