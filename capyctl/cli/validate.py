@@ -174,7 +174,7 @@ def _may_have_engines(settings: StandaloneSettings) -> bool:
 
 def _not_looked_at(made: Preview) -> list[str]:
     """What of one host could not be looked at from here."""
-    if made.facts is not None:
+    if made.facts is not None or made.refused is not None:
         return []
     source = strict.unstructure(made.document.model)["source"]
     named = next((str(source[key]) for key in ("path", "repo", "url", "url_ref") if source.get(key)), "it")
@@ -188,6 +188,9 @@ def _not_looked_at(made: Preview) -> list[str]:
 def _lines(made: Preview) -> dict[str, str]:
     """One host's part of the answer, each value with its source."""
     document, registered, site = made.document, made.registered, made.site
+    if made.refused is not None:
+        words = f"{made.refused.code}: {made.refused.message}"
+        return {"Host": f"{site.allowed.name} ({site.source})", "Refused": words}
     plan, facts = made.plan, made.plan.facts if made.plan is not None else {}
     revision = "deployment" if document.runtime_profile_revision is not None else registered.source
     lines = {
@@ -315,6 +318,7 @@ def _record(made: Preview) -> dict[str, Any]:
         "activation": made.spec.activation.value,
         "request_deadline_ms": made.deadline_ms,
         "plan": None if made.plan is None else plan_view(made.plan, made.site.policy),
+        "refused": None if made.refused is None else {"code": made.refused.code, "message": made.refused.message},
     }
 
 

@@ -475,7 +475,7 @@ def _refuse(effects: tuple[object, ...], row: DeploymentRow, clash: str = "") ->
             message = words.format(
                 name=row.spec.name,
                 revision=row.state.revision,
-                gate=row.state.gate_reason,
+                gate=row.state.gate_reason.removeprefix(f"{row.spec.name}: "),
                 because=_because(row),
                 clash=clash,
             )

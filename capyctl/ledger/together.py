@@ -18,6 +18,7 @@ from capyctl.ledger.types import HostPolicy, Plan, card_index
 from capyctl.units import gib
 
 HOSTS_TOLD = 8  # that one message names; `details` has all of them
+WAYS_OUT = {"device_conflict": "let them share it", "host_ineligible": "raise placement.max_per_host"}
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +64,8 @@ class TooMany:
         ]
         if len(self.hosts) > HOSTS_TOLD:
             told.append(f"with {len(self.hosts) - HOSTS_TOLD} more hosts it is {self.most}")
-        way_out = f"State instances: {self.most}, or lower what each needs" if self.most else "Lower what each needs"
+        other = WAYS_OUT.get(self.code, "lower what each needs")
+        way_out = f"State instances: {self.most}, or {other}" if self.most else other.capitalize()
         return f"{deployment}: instances: is {self.instances}, and {'; '.join(told)}. {way_out}"
 
     def details(self) -> dict[str, Any]:  # Any: plain JSON values of several types

@@ -11,6 +11,7 @@ Source: config 13; cli 7.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from capyctl.control.spec import Spec
 from capyctl.documents import strict
 from capyctl.documents.deployment import Deployment
 from capyctl.engines.registered import Registered
+from capyctl.errors import CapyError
 from capyctl.fsm.types import Millis, Residency
 from capyctl.ledger.estimates import source
 from capyctl.ledger.types import HostPolicy, Plan
@@ -50,7 +52,10 @@ class Site:
 
 @attrs.frozen(kw_only=True)
 class Preview:
-    """A deployment on one host. `facts` and `plan` are None where its files could not be looked at."""
+    """A deployment on one host. `facts` and `plan` are None where its files could not be looked at.
+
+    `refused`: why this host cannot take it, where another one may.
+    """
 
     site: Site
     registered: Registered
@@ -60,6 +65,7 @@ class Preview:
     residency: Residency | None = None
     residency_reason: str = ""
     plan: Plan | None = None
+    refused: CapyError | None = None
 
     @property
     def deadline_ms(self) -> Millis:
@@ -73,7 +79,7 @@ def preview(document: Deployment, sites: Sequence[Site], *, more_hosts: bool = F
 
     Args:
       more_hosts: as for `accept`.
-    Raises: Refusal with the code that deploying, measuring or sizing it would have.
+    Raises: Refusal with the code that deploying, measuring or sizing it would have, where no host can take it.
     """
     config, hosts = strict.unstructure(document.completed()), [site.allowed for site in sites]
     found = []
@@ -81,25 +87,37 @@ def preview(document: Deployment, sites: Sequence[Site], *, more_hosts: bool = F
         spec = accept(config, site.profiles, hosts, site.request_deadline_ms, more_hosts=more_hosts)
         if site.allowed.host not in spec.hosts:
             continue
-        settled = deployment_of(spec)
-        registered = site.profiles.registered(spec.profile)
-        facts = site.facts(settled)
-        made = Preview(site=site, registered=registered, document=settled, spec=spec, facts=facts)
-        found.append(made if facts is None else _settled(made, facts))
-    tiers = [made.residency for made in found if made.residency is not None]
-    sized = [_sized(made, residency.one_for_all(tiers)) for made in found]
-    plans = {made.site.policy.host: made.plan for made in sized if made.plan is not None}
-    if len(plans) == len(found) and (document.completed().placement.hosts or not more_hosts):
-        check_together(found[0].spec, plans, {made.site.policy.host: made.site.policy for made in found})
+        settled, registered = deployment_of(spec), site.profiles.registered(spec.profile)
+        made = Preview(site=site, registered=registered, document=settled, spec=spec)
+        found.append(_or_refused(made, _settled))
+    tier = residency.one_for_all(made.residency for made in found if made.residency is not None)
+    sized = [made if made.refused is not None else _or_refused(made, partial(_sized, tier=tier)) for made in found]
+    if all(made.refused is not None for made in sized):
+        raise next(made.refused for made in reversed(sized) if made.refused is not None)
+    known = [made for made in sized if made.plan is not None]
+    whole = all(made.plan is not None or made.refused is not None for made in sized)
+    if whole and (document.completed().placement.hosts or not more_hosts):
+        policies = {made.site.policy.host: made.site.policy for made in known}
+        plans = {made.site.policy.host: made.plan for made in known if made.plan is not None}
+        check_together(known[0].spec, plans, policies)
     return sized
 
 
-def _settled(made: Preview, facts: Facts) -> Preview:
-    spec = made.spec
+def _or_refused(made: Preview, step: Callable[[Preview], Preview]) -> Preview:
+    try:
+        return step(made)
+    except CapyError as refused:
+        return attrs.evolve(made, refused=refused)
+
+
+def _settled(made: Preview) -> Preview:
+    spec, facts = made.spec, made.site.facts(made.document)
+    if facts is None:
+        return made
     tier = residency.settle(
         facts, made.document, made.site.policy, family=spec.traits.family, provisional=spec.residency
     )
-    return attrs.evolve(made, residency=tier)
+    return attrs.evolve(made, facts=facts, residency=tier)
 
 
 def _sized(made: Preview, tier: Residency) -> Preview:

@@ -78,6 +78,9 @@ def refusal(call: Any) -> CapyError:
         (4, (unified_host(SPARK),), {"instances": 4}),
         (4, (unified_host(SPARK),), {"instances": 40}),
         (4, (card_host(BOX), unified_host(SPARK)), {"instances": 40}),
+        (30, (card_host(BOX), unified_host(SPARK)), {"instances": 2}),
+        (4, (card_host(BOX), unified_host(SPARK)), {"engine_config": {"memory": {"request": "60GiB"}}}),
+        (400, (card_host(BOX), unified_host(SPARK)), {}),
     ],
 )
 async def test_a_preview_is_what_measuring_comes_to(
@@ -91,9 +94,10 @@ async def test_a_preview_is_what_measuring_comes_to(
     assert isinstance(outcome, events.RevisionResolved)
     found = previewed(weights, *hosts, **document)
     spec = world.book.deployments[NAME].spec
-    assert {made.site.policy.host: made.plan for made in found} == dict(outcome.plans)
-    assert {made.residency for made in found} == {spec.residency}
-    assert spec.residency_reason in {made.residency_reason for made in found}
+    taking = [made for made in found if made.refused is None]
+    assert {made.site.policy.host: made.plan for made in taking} == dict(outcome.plans)
+    assert {made.residency for made in taking} == {spec.residency}
+    assert spec.residency_reason in {made.residency_reason for made in taking}
 
 
 async def test_what_measuring_refuses_a_preview_refuses_with_the_same_code() -> None:
@@ -129,6 +133,17 @@ def test_a_tier_that_has_no_room_is_no_refusal_of_the_deployment() -> None:
         "no copy of the weights is kept in RAM: with the engine it would need 49.0 GiB of system on box, "
         "and 32.0 GiB may be parked there"
     )
+
+
+def test_a_host_that_cannot_take_it_is_shown_with_its_reason_beside_one_that_can() -> None:
+    request = {"engine_config": {"memory": {"request": "60GiB"}}}
+    box, spark = previewed(4, card_host(BOX), unified_host(SPARK), **request)
+    assert spark.plan is not None
+    assert box.plan is None
+    assert box.refused is not None
+    assert box.refused.code == "insufficient_device_memory"
+    assert previewed(4, unified_host(SPARK), instances=1, **request)[0].refused is None
+    assert refusal(lambda: previewed(4, unified_host(SPARK), instances=2, **request)).code == "insufficient_resources"
 
 
 @pytest.mark.parametrize("whole", [True, False])
