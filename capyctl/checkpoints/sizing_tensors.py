@@ -232,7 +232,7 @@ def _within(
         raise Refusal(
             "checkpoint_unusable",
             f"{stated.words} leaves no KV cache beside {gib(weights)} of weights{_and(overhead)}. "
-            "Raise it, or state engine_config.memory.kv_cache",
+            + ("Raise it, or state engine_config.memory.kv_cache" if stated.bytes > weights else "Raise it"),
             details=details,
         )
     return asked if asked is not None else left, running

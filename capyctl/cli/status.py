@@ -57,6 +57,7 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
             )
         ],
     )
+    rows, known = view.get("instances", ()), (view.get("checkpoint") or {}).get("reason")
     say()
     table(
         ("INSTANCE", "HOST", "STATE", "LIFECYCLE", "DEVICES", "LAST ERROR"),
@@ -67,9 +68,9 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
                 str(row.get("observed_state")),
                 str(row.get("lifecycle") or "-"),
                 ",".join(row.get("devices") or ()) or "-",
-                last_error(row.get("last_error")),
+                last_error(row.get("last_error"), known if len(rows) > 1 else None),
             )
-            for row in view.get("instances", ())
+            for row in rows
         ),
     )
     lines = applying(view)
@@ -81,10 +82,15 @@ def deployment(name: str, /, *, common: Common = PLAIN) -> None:
         say("Parking uses control routes of the engine, on loopback and behind a key that each launch alone has.")
 
 
-def last_error(error: Mapping[str, Any] | None) -> str:
-    """`<code>: <reason>` on one line; the engine's own lines have a block of their own."""
+def last_error(error: Mapping[str, Any] | None, known: str | None = None) -> str:
+    """`<code>: <reason>` on one line; the engine's own lines have a block of their own.
+
+    `known`: the checkpoint's reason, which stands below the table once, and not in the row of each instance.
+    """
     if not error:
         return "-"
+    if known is not None and error.get("message") == known:
+        return f"{error.get('code')}: see Checkpoint"
     return f"{error.get('code')}: {first_line(error.get('message'))}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capyctl.cli.status import applying, parser_line, residency_line
+from capyctl.cli.status import applying, last_error, parser_line, residency_line
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,10 @@ def test_instances_that_are_charged_alike_share_a_line() -> None:
     row = {"bytes": str(2 << 30), "phase": "ready", "domain": "gpu0", "provenance": "derived"}
     lines = applying({"ledger": [row, row, {**row, "phase": "cold"}]})
     assert lines == {"Charged": "2 x 2.0 GiB ready on gpu0 (derived)\n2.0 GiB cold on gpu0 (derived)"}
+
+
+def test_what_no_instance_can_be_started_for_stands_once() -> None:
+    error = {"code": "insufficient_resources", "message": "m: instances: is 9, and box holds 2 of them"}
+    assert last_error(error) == "insufficient_resources: m: instances: is 9, and box holds 2 of them"
+    assert last_error(error, error["message"]) == "insufficient_resources: see Checkpoint"
+    assert last_error(None, error["message"]) == "-"
