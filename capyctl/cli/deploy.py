@@ -47,8 +47,9 @@ def model(
         raise Refusal("invalid_config", "--wait waits for a start; use it with --activate")
     expected = _revision(revision)
     timeout = lifecycle.stated_duration(initialize_timeout, "--initialize-timeout")
-    deployment = settle(read_document(file), file, hf_endpoint, engine_env or [])
-    api = lifecycle.management(common, request_id)
+    document = read_document(file)
+    api = lifecycle.management(common, request_id)  # before a Hub is asked: without a role nobody needs to wait for it
+    deployment = settle(document, file, hf_endpoint, engine_env or [])
     config = strict.unstructure(deployment.completed())
     current = None if expected is None else api.deployment(deployment.name)
     lifecycle.announce(api)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capyctl.cli.deploy import read_document, settle
+from capyctl.cli.deploy import model, read_document, settle
 from capyctl.documents.model_source import HuggingFace
 from capyctl.downloads.part import Patience
 from capyctl.downloads.pin import commit_of
@@ -96,6 +96,16 @@ def test_a_document_is_pinned_by_the_client(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         settled = settle(read_document(str(document)), str(document), None, [])
     assert settled.model.source == HuggingFace(repo=REPO, revision=COMMIT)
+
+
+def test_without_a_role_no_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    document = tmp_path / "m.yaml"
+    document.write_text(f"name: m\nengine: vllm\nmodel: {{hf: {REPO}@v2}}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    with running({REPO: {"config.json": b"{}"}}) as hub, pytest.raises(CapyError, match="no role has run"):
+        model(str(document), hf_endpoint=hub.endpoint)
+    assert not hub.seen
 
 
 @pytest.mark.parametrize(
