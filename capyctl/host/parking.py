@@ -291,11 +291,20 @@ class Parking:
         return None
 
     async def _check_room(self, engine: Engine) -> None:
-        """What the wake adds beyond what it still holds, against what the machine says now. Raises: _Unsent."""
+        """What the wake adds beyond what it still holds, against what the machine says now. Raises: _Unsent.
+
+        Only where it is charged more awake than parked, as in the ledger: it takes no more of the RAM that its
+        processes have kept, however little of that charge they hold.
+        """
         seen, owner = await self.observer.sample_lately(self.owners()), engine.incarnation.lane.owner
         ready = {Domain(name): amount for name, amount in engine.facts.ready.items()}
         held = {name: seen[name].residents.get(owner, 0) for name in ready if name in seen}
-        adds = {name: Bytes(max(0, amount - held.get(name, 0))) for name, amount in ready.items()}
+        parked = engine.facts.parked
+        adds = {
+            name: Bytes(max(0, amount - held.get(name, 0)))
+            for name, amount in ready.items()
+            if amount > parked.get(name, 0)
+        }
         try:
             check_room(self.policy, adds, seen)
         except Refusal as short:
