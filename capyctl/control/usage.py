@@ -73,7 +73,8 @@ def _domain(
         "domain_id": name,
         "kind": limits.kind.value,
         "device_id": limits.device,
-        "capacity_bytes": limits.capacity_bytes,
+        # As it was seen: a control group's limit may have come or gone since the limits were derived.
+        "capacity_bytes": limits.capacity_bytes if sample is None else sample.capacity_bytes,
         "managed_limit": limits.managed_bytes,
         "free_reserve": limits.reserve_bytes,
         "parked_limit": limits.parked_bytes,

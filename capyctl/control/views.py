@@ -402,7 +402,7 @@ def _host(book: Book, host: HostId) -> Json:
                 "domain_id": name,
                 "kind": limits.kind.value,
                 "device_id": limits.device,
-                "capacity_bytes": limits.capacity_bytes,
+                "capacity_bytes": limits.capacity_bytes if sample is None else sample.capacity_bytes,
                 "managed_limit": limits.managed_bytes,
                 "free_reserve": limits.reserve_bytes,
                 "parked_limit": limits.parked_bytes,

@@ -7,10 +7,13 @@ from typing import Any
 import attrs
 from test_world_stories import BIG, named, world
 from world import Shell
-from world_values import SGLANG
+from world_values import RAM, SGLANG, gib
 
+from capyctl.control import views
+from capyctl.control.events import Observed
 from capyctl.control.usage import usage
-from capyctl.fsm.types import Residency
+from capyctl.fsm.types import Millis, Residency
+from capyctl.ledger.types import Observation
 
 DEEP = attrs.evolve(BIG, name="b", traits=SGLANG, residency=Residency.DEEP, ready_gib=2, cold_gib=2)
 
@@ -49,6 +52,19 @@ def test_what_is_set_aside_is_who_holds_it_through_start_park_and_stop() -> None
     here.run(20_000)
     assert_adds_up(here)
     assert {holder["name"] for domain in domains(here) for holder in domain["holders"]} == {"b"}
+
+
+def test_it_adds_up_to_what_was_seen_where_a_control_group_took_a_part_away() -> None:
+    here, _ = world(*named("a", ready_gib=2, cold_gib=2))
+    (policy,) = (row.policy for row in here.world.book.hosts.values())
+    small = Observation(
+        capacity_bytes=gib(5), available_bytes=gib(4), seen_at_ms=Millis(here.now), residents={"x": gib(0.5)}
+    )
+    here.tell(Observed(now_ms=Millis(here.now), host=policy.host, domains={RAM: small}))
+    (domain,) = domains(here)
+    assert (domain["capacity_bytes"], domain["foreign_bytes"]) == (gib(5), gib(0.5))
+    (shown,) = (one for host in views.hosts(here.world) for one in host["domains"])
+    assert shown["capacity_bytes"] == gib(5)
 
 
 def test_one_deployment_shows_its_own_and_the_totals_of_all() -> None:
