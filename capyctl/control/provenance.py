@@ -92,11 +92,15 @@ def of_charge(plan: Plan | None, policy: HostPolicy | None, held: Holding, domai
 
 
 def memory_warnings(book: Book, host: HostId, row: HostRow) -> list[str]:
-    """Domains in which less is available than their limits promise, what deployments hold there counted in."""
+    """Domains in which less is available than their limits promise, what deployments hold there counted in; and cards
+    that are not in the newest sample of their host, on which nothing is admitted."""
     warnings = []
+    seen = book.seen.get(host, {})
     for name, limits in sorted(row.policy.domains.items()):
-        sample = book.seen.get(host, {}).get(name)
+        sample = seen.get(name)
         if sample is None:
+            if seen and limits.kind is DomainKind.DEVICE:
+                warnings.append(f"{name}: its card could not be read; nothing starts or wakes there until it is")
             continue
         held = sum(sample.residents.values())
         promised, there = limits.managed_bytes + limits.reserve_bytes, sample.available_bytes + held

@@ -254,7 +254,8 @@ _SENTENCES = {
     "domains": "{case.policy.name} has no memory domain {domain}",
     "device_names": "{case.policy.name} lacks a device that is asked for",
     "sample_names": "the last observation of {case.policy.name} names other domains than its limits",
-    "card_seen": "{domain} of {case.policy.name} could not be read",
+    "card_seen": "{domain} of {case.policy.name} could not be read, and nothing starts or wakes there until it is; "
+    "`nvidia-smi` may say more",
     "pool_seen": "{domain} of {case.policy.name} was not observed",
     "sample_age": "the last observation of {domain} of {case.policy.name} is not of the last "
     "{case.policy.observation_ttl_ms} ms",

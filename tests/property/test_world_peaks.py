@@ -321,3 +321,21 @@ def test_limits_that_other_programs_took_are_warned_of_and_what_deployments_hold
         "unified: managed limit 14.0 GiB and reserve 1.0 GiB do not fit into the 8.0 GiB available now and the 4.0 GiB "
         "that deployments hold there; starts may wait until other programs free memory"
     ]
+
+
+def test_a_card_that_is_not_read_is_warned_of_and_whoever_waits_for_it_is_told_so() -> None:
+    here = cards(OnCard(name="a", device="gpu1"), cards=(12, 12))
+    (a,) = here.world.book.deployments
+    here.unread = frozenset({GPU1})
+    here.run(10_000)
+    (host,) = views.hosts(here.world)
+    assert host["memory_warnings"] == ["gpu1: its card could not be read; nothing starts or wakes there until it is"]
+    here.start(a)
+    here.run(30_000)
+    view = views.deployment(here.world, a, here.now)
+    assert view["waiting"].startswith("gpu1 of h1 could not be read, and nothing starts or wakes there until it is")
+    assert here.world.book.ledger.holding(Lane(a, 0).owner) is None
+    here.unread = frozenset()
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    assert here.lane(a).gate_open, "it starts by itself once the card is read"
+    assert views.hosts(here.world)[0]["memory_warnings"] == []
