@@ -221,6 +221,8 @@ class Fetcher:
         files: Sequence[RemoteFile] = try_on(
             lambda: self.asking.files(source, wanted, line), lambda: 0, line, self.patience, called
         )
+        if isinstance(source, Http):
+            called = files[0].called
         token = object()
         twin = self._twin(source) if isinstance(source, Http) else None
         try:

@@ -695,7 +695,8 @@ def test_a_disk_without_room_is_refused_with_figures_before_a_byte(here: Here, h
 
 def test_a_lone_file_without_room_is_refused_before_a_byte_is_kept(here: Here, hub: Hub):
     here.free = lambda _: 1 << 30
-    assert here.refused(http_source(hub)).code == "insufficient_space"
+    wrong = here.refused(http_source(hub))
+    assert (wrong.code, f"{sha256(WEIGHTS)}/model.gguf needs" in wrong.message) == ("insufficient_space", True)
     assert not here.left()
 
 
