@@ -13,7 +13,8 @@ from typing import Final
 import attrs
 
 from capyctl.checkpoints.sources import SOURCES
-from capyctl.downloads.fetch import PARTS, bytes_below, is_nameless, locked, parts_of, place_noted, sync
+from capyctl.downloads.fetch import PARTS, is_nameless, locked, parts_of, place_noted, sync
+from capyctl.downloads.room import bytes_below
 
 _NAMELESS: Final = f"{SOURCES}/{PARTS}/"
 

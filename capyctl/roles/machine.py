@@ -22,9 +22,10 @@ from capyctl.documents import places
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.documents.standalone import check_release
 from capyctl.downloads.door import Door
-from capyctl.downloads.fetch import Fetcher, Room
+from capyctl.downloads.fetch import Fetcher
 from capyctl.downloads.listing import Asking
 from capyctl.downloads.reach import Reach
+from capyctl.downloads.room import Room
 from capyctl.downloads.shared import Downloads
 from capyctl.downloads.tokens import Tokens
 from capyctl.engines.families import FAMILIES

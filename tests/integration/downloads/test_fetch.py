@@ -20,10 +20,11 @@ from capyctl.checkpoints.sources import Wanted
 from capyctl.documents.model_source import Http, HuggingFace
 from capyctl.documents.scalars import SecretRef
 from capyctl.downloads.door import Door, Line, Stopped
-from capyctl.downloads.fetch import Fetcher, Room
+from capyctl.downloads.fetch import Fetcher
 from capyctl.downloads.listing import Asking
 from capyctl.downloads.part import Patience, Progress
 from capyctl.downloads.reach import Found, Reach, look_up
+from capyctl.downloads.room import Room
 from capyctl.downloads.tokens import Tokens
 from capyctl.errors import CapyError, Failure, Refusal
 from tests.hub.hub import COMMIT, Fault, Hub, blob, running, sha256
