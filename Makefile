@@ -39,7 +39,8 @@ test-rest:       TESTS := tests --ignore=tests/property --ignore=tests/shell \
 # Compiled once, not in each of the processes that tests start, where those are told to write no bytecode.
 test: $(READY)  ## everything CI runs: check and all tests, in lanes side by side
 	$(BIN)/python -m compileall -q capyctl
-	+$(MAKE) --no-print-directory -k -j2 -Otarget check $(LANES)
+	+@$(MAKE) --no-print-directory -k -j2 -Otarget check $(LANES) || \
+	  { echo "*** stands above behind what each failed lane said; a lane by itself: make test-host"; exit 1; }
 
 $(LANES):
 	$(BIN)/pytest $(TESTS) $(PYTEST)
