@@ -28,6 +28,7 @@ TOTAL_BYTES_MAX = 1 << 62
 """All files together: sums of sizes stay within 64 bits."""
 DEPTH_MAX = 16
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_DOWNLOADED = re.compile(r"/sources/(huggingface|http)/")
 _HUB_SNAPSHOT = re.compile(r"^models--[^/]+$")
 
 
@@ -103,7 +104,8 @@ def resolve_model(model: str, models_root: Path | None) -> Path:
     try:
         found = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        raise Refusal("invalid_root", f"the model directory {path} is not there") from None
+        again = ". Deploy the model again to have it downloaded" if _DOWNLOADED.search(str(path)) else ""
+        raise Refusal("invalid_root", f"the model directory {path} is not there{again}") from None
     except OSError as error:
         raise Refusal("invalid_root", f"the model directory {path} cannot be read: {error.strerror}") from None
     if not found:

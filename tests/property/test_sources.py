@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_world_stories import BIG, heard, world
 
+from capyctl.checkpoints.directory import resolve_model
 from capyctl.checkpoints.sources import Wanted, choose, fetched, place_of, placed, wanted_of
 from capyctl.control import orders as o
 from capyctl.control import views
@@ -59,6 +60,15 @@ def test_the_place_of_a_file_behind_a_url_is_its_content_and_its_name():
     for one in places:
         assert Path(one).parent == Path("sources/http")
         assert one.isascii() and one.isprintable() and len(Path(one).name) <= 255  # noqa: PT018
+
+
+def test_a_download_that_somebody_removed_is_refused_with_the_way_to_have_it_again(tmp_path: Path):
+    here = placed(document(), "vllm", str(tmp_path)).model.source
+    assert isinstance(here, Local)
+    with pytest.raises(Refusal, match="is not there. Deploy the model again to have it downloaded"):
+        resolve_model(here.path, None)
+    with pytest.raises(Refusal, match="is not there$"):
+        resolve_model("chat", tmp_path)
 
 
 def test_every_source_of_a_placed_document_is_a_directory_of_its_host():
