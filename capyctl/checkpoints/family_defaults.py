@@ -39,6 +39,29 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
+_POSITIONS: Final[Mapping[int, tuple[str, ...]]] = {
+    1024: ("gpt2",),
+    2048: (
+        "llama", "phi", "gpt_neox", "opt", "falcon", "olmo", "olmo2", "olmo3", "granite", "granitemoe", "exaone4",
+        "deepseek_v2",
+    ),
+    4096: ("phi3", "stablelm", "starcoder2", "olmoe", "deepseek_v3", "nemotron"),
+    8192: ("cohere", "cohere2"),
+    32768: (
+        "qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text",
+        "gemma3n_text", "smollm3",
+    ),
+    131072: ("mistral", "mixtral", "ministral", "phimoe", "llama4_text", "gemma4_text", "glm", "glm4", "glm4_moe"),
+}  # fmt: skip
+"""The longest context of families whose descriptions may leave it out, tokens."""
+_LENGTH: Final = {family: length for length, families in _POSITIONS.items() for family in families}
+_STATED_LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+
 def with_defaults(text: Block) -> Block:
     """The description with what it leaves out. What it states stays, null included."""
-    return {**_DEFAULTS.get(word(text, "model_type") or "", {}), **text}
+    family = word(text, "model_type") or ""
+    found = {**_DEFAULTS.get(family, {}), **text}
+    if family in _LENGTH and not any(name in found for name in _STATED_LENGTHS):
+        found["max_position_embeddings"] = _LENGTH[family]
+    return found

@@ -27,8 +27,10 @@ _SGLANG_NAMES = (
     "max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings", "n_positions",
 )  # fmt: skip
 """SGLang takes the first of them."""
-_SCALED_ALREADY = ("su", "longrope", "llama3")
+_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of rope scaling whose factor vLLM leaves out: the description states the length with it."""
+_SCALED_ONCE = "yarn"
+"""The kind whose original length releases of vLLM before 0.32 multiply by its factor."""
 
 _ALLOWED: Mapping[str, str] = {
     "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
@@ -52,8 +54,13 @@ class Longest:
 
 
 def limits_of(text: Block) -> dict[str, int]:
-    """Tokens by engine family, from the block that describes the language model; without those that nobody can say."""
-    found = {"vllm": _vllm(text), "sglang": _sglang(text)}
+    """Tokens by engine family, from the block that describes the language model; without those that nobody can say.
+
+    `vllm_scaled` is what releases of vLLM that scale yarn take, where that is more.
+    """
+    found = {"vllm": _vllm(text, scaled=False), "vllm_scaled": _vllm(text, scaled=True), "sglang": _sglang(text)}
+    if found["vllm_scaled"] is not None and found["vllm_scaled"] <= (found["vllm"] or 0):
+        del found["vllm_scaled"]
     return {family: limit for family, limit in found.items() if limit is not None and 0 < limit <= TOKENS_MAX}
 
 
@@ -70,6 +77,8 @@ def longest(facts: Mapping[str, Any], document: Deployment, family: str) -> Long
         return None
     found: list[Longest] = []
     own = _limit(facts, family)
+    if own is not None and facts.get("scales_yarn"):
+        own = max(own, _limit(facts, f"{family}_scaled") or own)
     if own is not None:
         found.append(Longest(tokens=_windowed(own, facts, family, args), whose="the model", variable=variable))
     drafter = _limit(facts.get("draft") or {}, family) if family == "sglang" else None
@@ -107,28 +116,25 @@ def _windowed(own: int, facts: Mapping[str, Any], family: str, args: Sequence[st
 # --- as the engines derive it -----------------------------------------------------------------------
 
 
-def _vllm(text: Block) -> int | None:
+def _vllm(text: Block, *, scaled: bool) -> int | None:
     stated = [length for name in _VLLM_NAMES if (length := tokens(text, name)) is not None]
     whole = tokens(text, "model_max_length")
     plain = whole or min(stated, default=None)
     if plain is None:
         return None
-    scaled = float(plain)
+    most = float(plain)
     if "gemma3" not in (word(text, "model_type") or ""):  # its length is stated with the factor in it
         factor = 1.0
         for rope in _ropes(text):
             kind = _kind(rope)
-            if kind in _SCALED_ALREADY:
+            if scaled and kind == _SCALED_ONCE:
+                original = ("original_max_position_embeddings",)
+                most = float(tokens(rope, *original) or tokens(text, *original) or plain)
+            elif kind in _SCALED_ALREADY:
                 continue
             factor = _factor(rope, factor)
-            if kind == "yarn":
-                scaled = float(
-                    tokens(rope, "original_max_position_embeddings")
-                    or tokens(text, "original_max_position_embeddings")
-                    or plain
-                )
-        scaled *= factor
-    return max(math.floor(scaled), whole or 0)
+        most *= factor
+    return max(math.floor(most), whole or 0)
 
 
 def _sglang(text: Block) -> int | None:

@@ -67,6 +67,8 @@ class Family:
     """What the family's options add to a deployment's rules. Raises: Refusal."""
     restart_only: Callable[[Deployment, Registered], str | None] = lambda document, registered: None
     """Why a deployment on a family that parks cannot, by its own options; None where it can."""
+    scales_yarn: Callable[[str], bool] = lambda version: False
+    """Whether a build takes a context of the original length times the factor of a model with yarn."""
     aborts: Callable[[str], bool] = lambda version: True  # whether a build has the family's abort by id
     built: Callable[[Registered, Path], bool] = lambda registered, state_dir: True
     """Whether kernels that the family compiles on its first start are there, below a state directory. Blocking."""
@@ -142,6 +144,7 @@ VLLM = Family(
         registered=registered, models_root=models_root, telemetry=telemetry
     ),
     check_document=check_vllm,
+    scales_yarn=vllm.scales_yarn,
     restart_only=vllm_restart_only,
     remote_code=True,
     toolkit=True,

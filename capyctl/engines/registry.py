@@ -207,6 +207,8 @@ class Registry:
         """
         registered = self.registered(profile)
         facts: dict[str, Any] = {"host_env": {str(name): str(value) for name, value in registered.profile.env.items()}}
+        if family(registered.engine).scales_yarn(registered.version):
+            facts["scales_yarn"] = True
         return facts if registered.kv_cache_bytes is None else {**facts, "default_kv_bytes": registered.kv_cache_bytes}
 
 

@@ -13,6 +13,7 @@ from capyctl.checkpoints.cache_shape import Attention
 from capyctl.checkpoints.model_config import describe
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment
+from capyctl.engines.vllm.installation import scales_yarn
 from capyctl.errors import CapyError
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.units import Size
@@ -156,6 +157,7 @@ def test_the_cache_that_a_hybrid_is_told_to_have_holds_that_context(tokens: int,
 # --- what each engine derives for a model ----------------------------------------------------------
 
 PLAIN = {"model_type": "qwen3", "num_hidden_layers": 2, "max_position_embeddings": 32_768}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
 
 
@@ -163,8 +165,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("config", "vllm", "sglang"),
     [
         ({}, 32_768, 32_768),
-        ({"rope_scaling": YARN}, 131_072, 32_768),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 131_072, 131_072),
+        ({"rope_scaling": YARN}, 32_768, 32_768),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 32_768, 131_072),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, 65_536, 65_536),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.5}}, 81_920, 81_920),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 32_768, 32_768),
@@ -174,8 +176,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_scaling": {"type": "linear", "factor": True}}, 32_768, 32_768),
         ({"rope_scaling": {"type": "linear", "factor": 1e300}}, 32_768, 32_768),
         ({"rope_scaling": "yarn"}, 32_768, 32_768),
-        ({"rope_parameters": YARN}, 131_072, 32_768),
-        ({"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}, 131_072, 32_768),
+        ({"rope_parameters": YARN}, 32_768, 32_768),
+        ({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}}}, 65_536, 32_768),
         ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 32_768, 262_144),
         ({"model_max_length": 131_072}, 131_072, 131_072),
         ({"max_sequence_length": 4096}, 4096, 4096),
@@ -184,7 +186,28 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
 )
 def test_the_longest_context_is_derived_as_each_engine_does(config: dict[str, Any], vllm: int, sglang: int) -> None:
-    assert describe({**PLAIN, **config})["context_limits"] == {"vllm": vllm, "sglang": sglang}
+    limits = describe({**PLAIN, **config})["context_limits"]
+    limits.pop("vllm_scaled", None)
+    assert limits == {"vllm": vllm, "sglang": sglang}
+
+
+def test_a_description_may_leave_out_what_its_family_has_by_default() -> None:
+    assert describe({"model_type": "llama", "num_hidden_layers": 2})["context_limits"]["vllm"] == 2048
+    assert describe({"model_type": "qwen3", "num_hidden_layers": 2})["context_limits"]["vllm"] == 32_768
+    assert describe({"model_type": "mistral", "num_hidden_layers": 2, "seq_length": 99})["context_limits"]["vllm"] == 99
+
+
+def test_builds_that_scale_yarn_are_refused_what_they_refuse_and_fitted_to_what_all_of_them_take() -> None:
+    yarn = FULL | {"context_limits": describe({**PLAIN, "rope_scaling": YARN})["context_limits"]}
+    assert yarn["context_limits"] == {"vllm": 32_768, "vllm_scaled": 131_072, "sglang": 32_768}
+    asked = deployment({"memory": {"kv_cache": "32GiB"}, "context_length": 100_000})
+    assert "above the 32768 tokens" in refusal(yarn, asked).message
+    assert plan(yarn | {"scales_yarn": True}, asked).context_tokens == 100_000
+    roomy = deployment({"memory": {"kv_cache": "32GiB"}})
+    assert plan(yarn | {"scales_yarn": True}, roomy).context_tokens == 32_768
+    assert [scales_yarn(version) for version in ("0.29.0", "0.31.2", "0.32.0", "0.32.1+cpu")] == [
+        True, True, False, False,
+    ]  # fmt: skip
 
 
 def test_a_description_without_a_length_has_no_limits_and_nothing_is_refused() -> None:
@@ -246,10 +269,10 @@ def test_a_drafter_of_sglang_runs_with_the_model_s_context_and_bounds_it() -> No
 
 
 def test_a_fitted_context_is_never_above_what_the_engine_starts_with() -> None:
-    yarn = FULL | {"context_trained": 32_768, "context_limits": {"vllm": 131_072, "sglang": 32_768}}
+    linear = FULL | {"context_trained": 32_768, "context_limits": {"vllm": 131_072, "sglang": 32_768}}
     roomy = {"memory": {"kv_cache": "40GiB"}}
-    assert plan(yarn, deployment(roomy)).context_tokens == 131_072
-    assert plan(yarn, deployment(roomy, "sglang")).context_tokens == 32_768
+    assert plan(linear, deployment(roomy)).context_tokens == 131_072
+    assert plan(linear, deployment(roomy, "sglang")).context_tokens == 32_768
     gemma = FULL | {"context_trained": 32_768, "context_limits": {"vllm": 32_768, "sglang": 262_144}}
     assert plan(gemma, deployment(roomy, "sglang")).context_tokens == 32_768
     older = {name: value for name, value in FULL.items() if name != "context_limits"}

@@ -14,7 +14,15 @@ from capyctl.engines.installations import Measurement
 from capyctl.engines.options import OptionClass, OptionRule
 from capyctl.engines.python.capabilities import Capabilities, probe
 from capyctl.engines.python.helpers import write_helpers
-from capyctl.engines.python.installation import HYGIENE, Package, interpreter, parse_version, prefix_of, read_version
+from capyctl.engines.python.installation import (
+    HYGIENE,
+    Package,
+    interpreter,
+    parse_version,
+    prefix_of,
+    read_version,
+    release,
+)
 from capyctl.engines.vllm.options import IF_PRESENT, POLICY, UNCONDITIONAL
 from capyctl.errors import Refusal
 
@@ -22,7 +30,13 @@ PACKAGE = Package(distribution="vllm", package="vllm", commands=("vllm",))
 _HERE = Path(__file__).with_name("helpers")
 ENTRY = "capyctl_vllm.py"
 SOURCES = (_HERE / ENTRY, _HERE / "capyctl_vllm_guard.py")
+_YARN_AS_STATED_SINCE = (0, 32)
 _RESERVED_FILE = "capyctl_vllm_reserved.json"
+
+
+def scales_yarn(version: str) -> bool:
+    """Whether this build multiplies a yarn model's original length by its factor, for the longest context it takes."""
+    return release(version) < _YARN_AS_STATED_SINCE
 
 
 def install_helpers(state_dir: Path) -> Path:
