@@ -195,9 +195,9 @@ def test_a_vocabulary_of_a_quarter_million_is_walked_over_quickly() -> None:
     count = 262_144
     words = b"".join(text(b"word%d" % number) for number in range(count))
     raw = build([key("tokenizer.ggml.tokens", ARRAY, array(STRING, count, words)), key("last", U32, b"\7\0\0\0")])
-    began = time.perf_counter()
+    began = time.process_time()
     header = parse(raw)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert header.metadata == {"tokenizer.ggml.tokens": gguf.Skipped(count), "last": 7}
 
 
