@@ -65,9 +65,9 @@ def test_the_place_of_a_file_behind_a_url_is_its_content_and_its_name():
 def test_a_download_that_somebody_removed_is_refused_with_the_way_to_have_it_again(tmp_path: Path):
     here = placed(document(), "vllm", str(tmp_path)).model.source
     assert isinstance(here, Local)
-    with pytest.raises(Refusal, match="is not there. Deploy the model again to have it downloaded"):
+    with pytest.raises(Refusal, match=r"is not there\. Deploy the model again to have it downloaded"):
         resolve_model(here.path, None)
-    with pytest.raises(Refusal, match="is not there$"):
+    with pytest.raises(Refusal, match=r"is not there$"):
         resolve_model("chat", tmp_path)
 
 
