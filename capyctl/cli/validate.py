@@ -208,6 +208,8 @@ def _lines(made: Preview) -> dict[str, str]:
         if facts.get("kv_cache_bytes"):
             stated = document.engine_config.memory.kv_cache is not None
             lines["KV cache"] = f"{gib(int(facts['kv_cache_bytes']))} ({'deployment' if stated else 'derived'})"
+        if facts.get("host_options"):
+            lines["Options"] = f"take {facts['host_options']}, charged in every phase"
         if plan.context_tokens:
             lines["Context"] = (
                 f"{plan.context_tokens} tokens ({plan.context_reason or 'deployment'}){context_note(facts)}"

@@ -6,6 +6,7 @@ Source: engines 3, 4.2, 15.1; config 7.3.
 
 from __future__ import annotations
 
+from capyctl.checkpoints import host_memory
 from capyctl.documents import strict
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.strict import Wrong
@@ -20,7 +21,7 @@ from capyctl.errors import Refusal
 def check_deployment(document: Deployment, registered: Registered) -> None:
     """Check fields, extra arguments, variables, served name and API against the profile and its family.
 
-    Raises: Refusal `invalid_config`, `engine_env_reserved:…`, `engine_env_not_approved:…`,
+    Raises: Refusal `invalid_config`, `no_safe_estimate`, `engine_env_reserved:…`, `engine_env_not_approved:…`,
       `capability_missing:…`, `profile_not_published` for a pinned profile revision that is not there.
     """
     known, config = family(registered.engine), document.engine_config
@@ -46,6 +47,7 @@ def check_deployment(document: Deployment, registered: Registered) -> None:
     _check_profile(document, registered)
     known.check_served_name(document.routes[0] if document.routes else document.name)
     check_extra_args(known.options, config.extra_args, registered.consent, registered.profile.args)
+    host_memory.taken({"host_args": registered.profile.args}, document, known.name)
     check_deployment_env(config.env, known.reserved_env, registered.profile.security.approved_env)
 
 

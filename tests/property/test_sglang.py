@@ -297,6 +297,14 @@ def test_an_engine_that_speculates_only_restarts() -> None:
     assert code_of(deployment(SPECULATES, residency="restart_only")) is None
 
 
+def test_options_whose_host_memory_nobody_knows_are_refused_when_they_are_written() -> None:
+    assert code_of(deployment(extra("--enable-hisparse"))) == "no_safe_estimate"
+    assert code_of(deployment(extra("--mm-preprocess-cache-size-mb", "much"))) == "invalid_config"
+    stated = {"resources": {"gpu": "8GiB", "ram": "8GiB"}, "residency": "restart_only"}
+    assert code_of(deployment(extra("--enable-hisparse"), **stated)) is None
+    assert code_of(deployment(extra("--enable-hierarchical-cache"), **stated)) == "invalid_config"
+
+
 def test_what_a_profile_or_an_api_forbids_is_said() -> None:
     off = registered(deep_park="disabled")
     assert "security.deep_park" in (why_restart_only(deployment(), off) or "")
