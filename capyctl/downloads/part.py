@@ -136,6 +136,7 @@ class Part:
             self._size = self._have  # a kill came after its last byte
             self.admit(self._size)
         if self._size is not None and self._have == self._size:
+            self._opened().close()  # nobody is asked for an empty file, and it must be there as well
             return
         headers = {}
         if self._have:

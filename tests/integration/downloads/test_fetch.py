@@ -573,6 +573,12 @@ def test_a_name_that_is_listed_twice_is_refused(here: Here, hub: Hub):
     assert here.refused().code == "unsafe_file"
 
 
+def test_an_empty_file_of_a_repository_is_there_and_empty(here: Here, hub: Hub):
+    hub.repos[REPO] = {**FILES, "added_tokens.json": b""}
+    assert (here.fetch() / "added_tokens.json").read_bytes() == b""
+    assert not here.left()
+
+
 def test_names_that_differ_by_case_are_two_files(here: Here, hub: Hub):
     hub.repos[REPO] = {**FILES, "Config.json": b"{}"}
     assert {path.name for path in here.fetch().iterdir()} == {*NEEDED, "Config.json"}
