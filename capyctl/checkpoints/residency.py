@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from capyctl.checkpoints import host_memory
 from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import (
     HOST_OVERHEAD_BYTES,
@@ -84,8 +85,9 @@ def reason(
 
 
 def _copy_bytes(facts: Mapping[str, Any], document: Deployment, machine: Machine, family: str) -> int:
-    """What a copy of every rank's weights holds of the RAM."""
-    return host_copy_bytes(rank_weights(facts, document, family), Residency.HOST_BACKED) * len(machine.domains)
+    """What a copy of every rank's weights holds of the RAM, with what options take of it beside the copy."""
+    copy = host_copy_bytes(rank_weights(facts, document, family), Residency.HOST_BACKED) * len(machine.domains)
+    return copy + host_memory.taken(facts, document, family).bytes
 
 
 def _keeps_from_parking(
@@ -127,7 +129,7 @@ def check_host_backed(document: Deployment, machine: Machine, host: str, copy_by
     """Refuse a declared host copy that this machine cannot hold.
 
     Args:
-      copy_bytes: 1.5 x the weights; 0 while they are not known.
+      copy_bytes: 1.5 x the weights, and the RAM that options take; 0 while they are not known.
     Raises: Refusal `host_backed_unavailable`.
     """
     if not machine.card:

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from sizing_values import GIB, MIB, alike, args, cards, deployment, layers_of, planned, spark, tensors
 
+from capyctl.checkpoints.residency import settle
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.errors import CapyError
 from capyctl.fsm.types import Bytes, Domain, Phase, Residency
@@ -152,3 +153,13 @@ def test_other_engines_and_cards_without_options_are_charged_nothing_more() -> N
     assert made is not None
     assert not any(made.at(phase).host_kv for phase in made.phases)
     assert "host_options" not in made.facts
+
+
+def test_a_copy_of_the_weights_is_chosen_only_where_it_has_room_beside_what_options_take() -> None:
+    def settled(*words: str) -> Residency:
+        document = deployment(args(*words) if words else {})
+        return settle(FACTS, document, roomy(alike(1, ram=80 * GIB), SYSTEM), family="vllm", provisional=Residency.DEEP)
+
+    assert settled() is Residency.HOST_BACKED  # 12 GiB of copy and 4 GiB of 20 GiB
+    assert settled("--kv-offloading-size", "4") is Residency.HOST_BACKED
+    assert settled("--kv-offloading-size", "5") is Residency.DEEP
