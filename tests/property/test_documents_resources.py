@@ -167,10 +167,10 @@ def made(resources: Any, **more: Any) -> Deployment:
             "State what yours hold",
         ),
         (
-            FIVE | {"parked": LEFT | {"devices": [{"id": "gpu0"}]}},
+            FIVE | {"parked": LEFT | {"devices": [{"id": "gpu1"}]}},
             {},
-            "resources.parked.devices: claims a device, and a parked engine uses none",
-            "leave them out",
+            "resources.parked.devices: claims gpu1, which ready does not",
+            "leave it out",
         ),
         (
             FIVE | {"cold": CARD | {"devices": [{"id": "gpu0", "sharing": "exclusive"}]}},
