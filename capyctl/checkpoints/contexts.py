@@ -26,7 +26,7 @@ from capyctl.units import format_size, gib, larger
 
 BLOCK_TOKENS = 16
 WIDE_BLOCK_TOKENS = 128
-"""The longest block that an attention kernel of vLLM asks for by itself: on a processor, and for latent attention."""
+"""The longest block that vLLM chooses by itself: on a processor, but for latent attention; and for that on a card."""
 LEAST_BATCH_TOKENS = 2048
 """What vLLM takes into one step at least, where nobody states `max_num_batched_tokens`."""
 FALLBACK_CONTEXT = 4096
@@ -59,7 +59,7 @@ def fit(
         _check_longest(facts, document, family, declared)
     held = _held(facts, document, cache, family, running, gpu)
     if declared is not None and family == "vllm":
-        _check_held(facts, document, cache, running, declared, held)
+        _check_held(facts, document, cache, running, declared, held, gpu)
     context = _chosen(facts, document, cache, family, held)
     if family != "sglang":
         return context
@@ -126,13 +126,19 @@ def _check_longest(facts: Mapping[str, Any], document: Deployment, family: str, 
 
 
 def _check_held(
-    facts: Mapping[str, Any], document: Deployment, cache: int, running: int, declared: int, held: _Held
+    facts: Mapping[str, Any],
+    document: Deployment,
+    cache: int,
+    running: int,
+    declared: int,
+    held: _Held,
+    gpu: bool,
 ) -> None:
     """Refuse what vLLM's own check would: not one request of that length has room.
 
     What the check needs at least is counted, whatever is not known of the model.
     """
-    least = _least_bytes(facts, document, declared)
+    least = _least_bytes(facts, document, declared, gpu)
     if least is None or least <= cache:
         return
     sure = max(least, _planned_bytes(facts, document, running, declared, held))
@@ -179,7 +185,7 @@ def _planned_bytes(facts: Mapping[str, Any], document: Deployment, running: int,
     return (-(-tokens // held.block) + 1) * held.block * (per_token or 0)
 
 
-def _least_bytes(facts: Mapping[str, Any], document: Deployment, tokens: int) -> int | None:
+def _least_bytes(facts: Mapping[str, Any], document: Deployment, tokens: int, gpu: bool) -> int | None:
     """What vLLM's start check needs at the very least for one request of that length; None when nobody can say."""
     per_token, _ = token_bytes.kv_bytes_per_token(facts, document, "vllm")
     if per_token is None:
@@ -193,7 +199,8 @@ def _least_bytes(facts: Mapping[str, Any], document: Deployment, tokens: int) ->
         return vllm_blocks.least_bytes(
             hybrid, tokens, block_size=_stated_block(document), draft_tokens=token_bytes.draft_tokens(facts, document)
         )
-    block, topology = _stated_block(document) or BLOCK_TOKENS, document.topology
+    narrow = gpu or facts.get("attention") == "latent"
+    block, topology = _stated_block(document) or (BLOCK_TOKENS if narrow else WIDE_BLOCK_TOKENS), document.topology
     whole = -(-tokens // block) * block
     if groups is None:
         return whole * shares.cached_values(facts, topology) * DTYPE_BYTES.get(dtype, 2)

@@ -85,7 +85,11 @@ def test_blocks_that_a_document_states_are_the_blocks_that_are_counted() -> None
 def test_kernels_with_longer_blocks_are_fitted_to_those_and_refused_only_what_no_kernel_could_hold() -> None:
     stated = {"memory": {"kv_cache": "1GiB"}}
     assert plan(FULL, deployment(stated), plain()).context_tokens == (8192 // 128 - 1) * 128
-    assert plan(FULL, deployment({**stated, "context_length": 8176}), plain()).context_tokens == 8176
+    assert refusal(FULL, deployment({**stated, "context_length": 8065}), plain()).details["held_tokens"] == 8064
+    seen = {"memory": {"kv_cache": "288KiB"}}  # of the engine's CPU build: 1024 tokens start there, 1025 do not
+    tiny = tensors(MIB, (layers_of(2, heads=1, key=32),), context_limits={"vllm": 2048})
+    assert plan(tiny, deployment(seen), plain()).context_tokens == 1024
+    assert refusal(tiny, deployment({**seen, "context_length": 1025}), plain()).code == "checkpoint_unusable"
     latent = tensors(GIB, (layers_of(61, 1, 512, Attention.LATENT, value=64),), attention="latent")
     assert plan(latent, deployment(stated)).context_tokens % 128 == 0
 
