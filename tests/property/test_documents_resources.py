@@ -167,12 +167,6 @@ def made(resources: Any, **more: Any) -> Deployment:
             "State what yours hold",
         ),
         (
-            FIVE | {"parked": LEFT | {"devices": [{"id": "gpu1"}]}},
-            {},
-            "resources.parked.devices: claims gpu1, which ready does not",
-            "leave it out",
-        ),
-        (
             FIVE | {"cold": CARD | {"devices": [{"id": "gpu0", "sharing": "exclusive"}]}},
             {},
             "resources.cold.devices[0].sharing: is exclusive, and the ready phase says nothing of it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from capyctl.checkpoints.residency import one_for_all, settle
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.errors import CapyError
-from capyctl.fsm.types import Domain, Phase, Residency
+from capyctl.fsm.types import Bytes, Domain, Phase, Residency
 from capyctl.host.cards import Card
 from capyctl.host.policy import card_policy
 from capyctl.ledger.types import DomainKind, HostPolicy, Plan
@@ -166,7 +167,9 @@ def test_declared_phases_are_kept_and_a_parked_engine_claims_no_device() -> None
         "parked": phase("3GiB"),
         "wake": phase("18GiB"),
     }
-    made = plan(facts(4 * GIB), deployment(resources=stated), spark())
+    box = spark()
+    pool = attrs.evolve(box.domains[Domain("unified")], host_kv_bytes=Bytes(GIB))
+    made = plan(facts(4 * GIB), deployment(resources=stated), attrs.evolve(box, domains={Domain("unified"): pool}))
     assert [on(made, one) // GIB for one in (Phase.COLD, Phase.READY, Phase.PARKING, Phase.PARKED, Phase.WAKE)] == [
         20,
         16,
