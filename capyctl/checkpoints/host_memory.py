@@ -30,6 +30,8 @@ MEDIA_CACHE = {"vllm": "--mm-processor-cache-gb", "sglang": "--mm-preprocess-cac
 TABLES = "--ple-offload-embedding"
 CONNECTORS: Mapping[str, int | None] = {"OffloadingConnector": None, "SimpleCPUOffloadConnector": 8 * GIB}
 """Those of vLLM that keep the cache in its own host RAM, and what they take when they are not told."""
+ARENA, ARENA_BYTES = "--enable-shm-tensor-arena", 2 * GIB
+"""Shared memory through which vLLM's processes hand each other tensors: 8 slots of 256 MiB."""
 MEDIA_COPIES = 2
 """vLLM keeps its cache of media in the API server and in the engine's core."""
 _NAME_LEAST = 6
@@ -72,11 +74,12 @@ def taken(facts: Mapping[str, Any], document: Deployment, family: str) -> Taken:
         case "vllm":
             cache = _offloaded(document, args) + _transferred(document, args)
             other = 0 if document.engine_config.language_model_only else MEDIA_COPIES * _media(document, args, family)
+            other += ARENA_BYTES if _given(args, ARENA) is not None else 0
         case "sglang":
             cache, other = 0, _media(document, args, family) + _pinned_tables(facts, args)
         case _:
             return Taken()
-    names = (KV_OFFLOADING, KV_TRANSFER, MEDIA_CACHE[family], TABLES)
+    names = (KV_OFFLOADING, KV_TRANSFER, MEDIA_CACHE[family], ARENA, TABLES)
     return Taken(cache=cache, other=other, words=tuple(name for name in names if _given(args, name) is not None))
 
 

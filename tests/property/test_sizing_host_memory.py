@@ -139,6 +139,8 @@ def test_one_pool_leaves_its_engine_what_the_options_do_not_take() -> None:
 def test_caches_of_media_are_charged_where_their_size_is_stated() -> None:
     assert added(("--mm-processor-cache-gb", "6"), alike(1), SYSTEM) == {(12 * GIB, 0)}
     assert added(("--mm-processor-cache-gb", "0"), alike(1), SYSTEM) == {(0, 0)}
+    assert added(("--enable-shm-tensor-arena",), alike(1), SYSTEM) == {(2 * GIB, 0)}
+    assert added(("--no-enable-shm-tensor-arena",), alike(1), SYSTEM) == {(0, 0)}
     assert added(("--mm-preprocess-cache-size-mb", "512"), alike(1), SYSTEM, engine="sglang") == {(512 * MIB, 0)}
 
 
