@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import cache_shape, longest_context, shares, token_bytes, vllm_blocks
+from capyctl.checkpoints import cache_shape, host_memory, longest_context, shares, token_bytes, vllm_blocks
 from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.model_config import DTYPE_BYTES
 from capyctl.documents.deployment import Deployment
@@ -55,6 +55,7 @@ def fit(
       the engine would not start; `invalid_config` for a context above the longest that the engine takes.
     """
     declared = document.engine_config.context_length
+    cache = max(0, cache - host_memory.kept_of_card_cache(facts, document, family))
     if declared is not None:
         _check_longest(facts, document, family, declared)
     held = _held(facts, document, cache, family, running, gpu)

@@ -30,6 +30,7 @@ MEDIA_CACHE = {"vllm": "--mm-processor-cache-gb", "sglang": "--mm-preprocess-cac
 TABLES = "--ple-offload-embedding"
 CONNECTORS: Mapping[str, int | None] = {"OffloadingConnector": None, "SimpleCPUOffloadConnector": 8 * GIB}
 """Those of vLLM that keep the cache in its own host RAM, and what they take when they are not told."""
+MEDIA_ON_CARD = "--mm-ipc-gpu-memory-gb"
 ARENA, ARENA_BYTES = "--enable-shm-tensor-arena", 2 * GIB
 """Shared memory through which vLLM's processes hand each other tensors: 8 slots of 256 MiB."""
 MEDIA_COPIES = 2
@@ -81,6 +82,15 @@ def taken(facts: Mapping[str, Any], document: Deployment, family: str) -> Taken:
             return Taken()
     names = (KV_OFFLOADING, KV_TRANSFER, MEDIA_CACHE[family], ARENA, TABLES)
     return Taken(cache=cache, other=other, words=tuple(name for name in names if _given(args, name) is not None))
+
+
+def kept_of_card_cache(facts: Mapping[str, Any], document: Deployment, family: str) -> int:
+    """Bytes of its cache on each card that vLLM gives to the decoding of media, whatever cache it is told.
+
+    Raises: Refusal `invalid_config` for a figure that the engine would not start with.
+    """
+    said = _given(arguments(facts, document), MEDIA_ON_CARD) if family == "vllm" else None
+    return 0 if said is None else _amount(document, MEDIA_ON_CARD, said, GIB)
 
 
 def takes_cache(args: Sequence[str]) -> bool:
@@ -172,7 +182,7 @@ def _amount(document: Deployment, option: str, said: str, unit: int, *, zero: bo
         number = math.nan
     if not (0 < number < 1 << 33 or (zero and number == 0)):
         of = "GiB" if unit == GIB else "MiB"
-        raise Refusal("invalid_config", f"{document.name}: {option}: {said!r} is no number of {of} of host memory")
+        raise Refusal("invalid_config", f"{document.name}: {option}: {said!r} is no number of {of}")
     return math.ceil(number * unit)
 
 

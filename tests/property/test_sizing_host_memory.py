@@ -165,3 +165,11 @@ def test_a_copy_of_the_weights_is_chosen_only_where_it_has_room_beside_what_opti
     assert settled() is Residency.HOST_BACKED  # 12 GiB of copy and 4 GiB of 20 GiB
     assert settled("--kv-offloading-size", "4") is Residency.HOST_BACKED
     assert settled("--kv-offloading-size", "5") is Residency.DEEP
+
+
+def test_what_media_take_of_the_cache_on_a_card_is_charged_once_and_leaves_a_shorter_context() -> None:
+    told, plain = plan(("--mm-ipc-gpu-memory-gb", "1"), alike(1)), plan((), alike(1))
+    assert told.phases == plain.phases
+    assert told.pools == plain.pools
+    assert plain.context_tokens - told.context_tokens == plain.pools["kv_tokens"] // 4, "a quarter of 4 GiB"
+    assert refused(("--mm-ipc-gpu-memory-gb", "5"), alike(1)).code == "checkpoint_unusable"
