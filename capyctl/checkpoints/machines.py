@@ -141,4 +141,11 @@ def _alike(document: Deployment, policy: HostPolicy, fitting: Sequence[_Named], 
         return sum(name in stated for name, _ in cards), min(int(limits.managed_bytes) for _, limits in cards)
 
     cards = max(enough, key=rank)
+    known = [Domain(name) for name in stated if name in policy.domains]
+    if not {card for card, _ in cards}.issuperset(known):
+        raise Refusal(
+            "host_ineligible",
+            f"{document.name}: resources hold memory on {', '.join(known)}, which are not alike on {policy.name}; "
+            f"each rank needs a card like the others'",
+        )
     return sorted(cards, key=lambda item: (item[0] not in stated, cards.index(item)))[:ranks]

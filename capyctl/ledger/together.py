@@ -160,11 +160,16 @@ def _bounds(plan: Plan, policy: HostPolicy, named: Sequence[Device]) -> list[Bou
 
 def _on_cards(plan: Plan, policy: HostPolicy, cards: Sequence[Domain], pool: Sequence[Domain], *, alone: bool) -> Bound:
     """How many fit on the cards of a host, each rank on one of its own, and ranks of one instance on equal ones."""
-    share = min(cards, key=plan.at(Phase.READY).on)
-    needs, start = plan.at(Phase.READY).on(share), _start(plan, share)
-    pool = sorted(pool, key=card_index)
-    room = {card: _fitting(policy.domains[card].most_bytes, needs, start) for card in pool}
-    by_memory = _sets(policy, room, len(cards))
+    ready, pool = plan.at(Phase.READY), sorted(pool, key=card_index)
+    by_memory, share = min(_by_share(plan, policy, cards, pool), key=lambda found: found[0])
+    if len(pool) == len(cards):  # each rank has one card that it can be on
+        by_memory, share = min(
+            (_fitting(policy.domains[card].most_bytes, ready.on(rank), _start(plan, rank)), rank)
+            for rank, card in zip(cards, pool, strict=True)
+        )
+        by_memory *= _sets(policy, dict.fromkeys(pool, 1), len(cards))
+    needs = ready.on(share)
+    room = {card: _fitting(policy.domains[card].most_bytes, needs, _start(plan, share)) for card in pool}
     by_device = _sets(policy, {card: min(1, places) for card, places in room.items()}, len(cards))
     of = f"{len(cards)} of {','.join(pool)}" if len(cards) > 1 else f"one of {','.join(pool)}"
     where = of if len(pool) > len(cards) or len(cards) > 1 else pool[0]
@@ -179,6 +184,19 @@ def _on_cards(plan: Plan, policy: HostPolicy, cards: Sequence[Domain], pool: Seq
         needs_bytes=needs,
         limit_bytes=Bytes(most),
     )
+
+
+def _by_share(
+    plan: Plan, policy: HostPolicy, cards: Sequence[Domain], pool: Sequence[Domain]
+) -> list[tuple[int, Domain]]:
+    """How many fit by each rank's share: all ranks that hold as much or more lie on cards with room for that."""
+    ready, found = plan.at(Phase.READY), []
+    for rank in cards:
+        needs = ready.on(rank)
+        start = min(_start(plan, other) for other in cards if ready.on(other) >= needs)
+        room = {card: _fitting(policy.domains[card].most_bytes, needs, start) for card in pool}
+        found.append((_sets(policy, room, sum(ready.on(other) >= needs for other in cards)), rank))
+    return found
 
 
 def _start(plan: Plan, domain: Domain) -> int:

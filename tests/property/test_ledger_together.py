@@ -81,6 +81,47 @@ def test_ranks_of_one_instance_lie_on_different_cards_that_are_equal() -> None:
     assert most(ranked(10, 10, 10), card_host(10, 10, 10, 10, 10)) == 1
 
 
+def test_shares_that_differ_lie_on_the_cards_that_they_are_stated_for() -> None:
+    named = (Device("gpu0"), Device("gpu1"))
+    assert most(ranked(10, 16), card_host(22, 22), named=named) == 1
+    assert "holds 1 of them, each 16 B on 2 of gpu0,gpu1" in refused(2, ranked(10, 16), card_host(22, 22)).message("x")
+    assert most(ranked(10, 10), card_host(22, 22), named=named) == 2
+    assert most(ranked(16, 16, 2), card_host(22, 22, 22)) == 1
+
+
+@few
+@given(
+    cards=st.lists(st.sampled_from((8, 12, 24, 24)), min_size=2, max_size=4),
+    shares=st.lists(st.integers(1, 24), min_size=2, max_size=3),
+    more=st.integers(0, 6),
+)
+def test_unequal_shares_are_never_thought_to_fit_less_often_than_they_do(
+    cards: list[int], shares: list[int], more: int
+) -> None:
+    if len(shares) > len(cards):
+        return
+    policy, ready = card_host(*cards, system=100), ranked(*shares)
+    held = ready.at(Phase.READY)
+    start = {domain: Bytes(amount + (more if domain != SYSTEM else 0)) for domain, amount in held.bytes.items()}
+    made = attrs.evolve(ready, phases={Phase.COLD: attrs.evolve(held, bytes=start), Phase.READY: held})
+    assert most(made, policy) >= _placed(policy, made)
+
+
+def _placed(policy: HostPolicy, made: Plan) -> int:
+    """The most that can be placed one after the other, by trying everything."""
+    equal = [card for card in policy.domains if policy.domains[card].kind is DomainKind.DEVICE]
+    ways = [on_cards(made, policy, chosen) for chosen in sets(policy, equal, len(made.at(Phase.READY).claims))]
+    seen: dict[tuple[tuple[str, int], ...], int] = {}
+
+    def placed(used: Mapping[Domain, int]) -> int:
+        key = tuple(sorted((str(name), amount) for name, amount in used.items()))
+        if key not in seen:
+            seen[key] = max((1 + placed(after) for way in ways if (after := _beside(policy, used, way))), default=0)
+        return seen[key]
+
+    return placed({})
+
+
 def test_a_refusal_says_what_each_needs_where_and_how_many_there_can_be() -> None:
     gib = 1 << 30
     box = attrs.evolve(pool_host(16 * gib), name="box")
@@ -142,18 +183,7 @@ def test_what_can_be_placed_is_not_refused_and_one_more_cannot_be(
         return Allocation(bytes=dict.fromkeys(names, Bytes(amount)) | {SYSTEM: Bytes(ram)}, claims=claims)
 
     made = attrs.evolve(plan(cold=1, ready=1), phases={Phase.COLD: held(share + more), Phase.READY: held(share)})
-    equal = [card for card in policy.domains if policy.domains[card].kind is DomainKind.DEVICE]
-    ways = [on_cards(made, policy, chosen) for chosen in sets(policy, equal, ranks)]
-
-    seen: dict[tuple[tuple[str, int], ...], int] = {}
-
-    def placed(used: Mapping[Domain, int]) -> int:
-        key = tuple(sorted((str(name), amount) for name, amount in used.items()))
-        if key not in seen:
-            seen[key] = max((1 + placed(after) for way in ways if (after := _beside(policy, used, way))), default=0)
-        return seen[key]
-
-    assert most(made, policy) == placed({})
+    assert most(made, policy) == _placed(policy, made)
 
 
 def _beside(policy: HostPolicy, used: Mapping[Domain, int], way: Plan) -> dict[Domain, int] | None:

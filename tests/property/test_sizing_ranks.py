@@ -13,6 +13,7 @@ from sizing_values import (
     cards,
     delta_net,
     deployment,
+    host,
     layers_of,
     plain,
     planned,
@@ -76,6 +77,14 @@ def test_ranks_need_cards_of_one_size_and_an_engine_that_splits() -> None:
     assert refused("vllm", alike(4), **named)[0] == "invalid_config"
     absent = {"devices": [{"id": "gpu0"}, {"id": "gpu7"}], "host": "box"}
     assert refused("vllm", alike(4), **absent) == ("host_ineligible", "box does not have the device gpu7")
+    mixed = host(**alike(2).domains, gpu2=cards().domains[Domain("gpu1")], gpu3=cards().domains[Domain("gpu1")])
+    held = [{"domain": name, "bytes": "8GiB"} for name in ("gpu1", "gpu2", "system")]
+    block = {"allocations": held, "devices": [{}, {}]}
+    code, said = refused("vllm", mixed, resources={"cold": block, "ready": block})
+    assert (code, "resources hold memory on gpu1, gpu2, which are not alike on box" in said) == (
+        "host_ineligible",
+        True,
+    )
     chosen = deployment({}, topology={"tensor_parallel": 2}, devices=[{"id": "gpu1"}, {"id": "gpu3"}], host="box")
     made = planned(tensors(GIB, (layers_of(8),)), chosen, alike(4))
     assert made is not None
