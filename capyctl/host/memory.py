@@ -63,7 +63,7 @@ def available_beside(own_bytes: Bytes, proc: Path = PROC) -> Bytes:
     what a GPU takes of the machine's memory.
     """
     info = _meminfo(proc)
-    others = max(0, info["AnonPages"] + info["Shmem"] - own_bytes)
+    others = max(0, info.get("AnonPages", 0) + info.get("Shmem", 0) - own_bytes)  # some kernels do not sum them
     return Bytes(info["MemAvailable"] + others)
 
 
