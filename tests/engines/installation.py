@@ -111,7 +111,12 @@ class Installation:
 
     def segments(self) -> list[Path]:
         """Shared-memory files that engines of this installation made and that are still there."""
-        return [path for line in self.journal("segment") if (path := Path(line["path"])).exists()]
+        try:
+            forgotten = (self.prefix / "segments").read_text().splitlines()
+        except FileNotFoundError:
+            forgotten = []
+        made = [*forgotten, *(line["path"] for line in self.journal("segment"))]
+        return [path for one in made if (path := Path(one)).exists()]
 
     def sweep(self) -> None:
         """Remove the shared memory that engines of this installation left. Done at the end of the test process too."""
@@ -119,7 +124,9 @@ class Installation:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Forget the journal."""
+        """Forget the journal, but not what lies in shared memory."""
+        there = self.segments()
+        (self.prefix / "segments").write_text("".join(f"{path}\n" for path in there))
         (self.prefix / "journal.jsonl").unlink(missing_ok=True)
 
 
