@@ -141,8 +141,7 @@ class LlamacppAdapter(RestartOnly):
         if isinstance(trained, int) and trained > 0:
             expected = min(expected, trained)
         same("n_ctx", meta.get("n_ctx"), expected)
-        document = parse_deployment(facts.document, "the deployment")
-        if document.api == "decisions":
+        if facts.document.get("api") == "decisions":
             outputs = (entry.get("architecture") or {}).get("output_modalities") or []
             if "decisions" not in outputs:
                 raise Failure(
@@ -155,7 +154,7 @@ class LlamacppAdapter(RestartOnly):
         A model that reasons first is fine: its reasoning counts. A decision model is asked a decision.
         Raises: Failure `launch_failed` on an error status or an empty answer.
         """
-        if parse_deployment(facts.document, "the deployment").api == "decisions":
+        if facts.document.get("api") == "decisions":  # not read whole: rules that are newer than it do not end it
             return await probe_decision(client, facts.served_name, limit_s)
         return await probe_chat(client, facts.served_name, limit_s)
 
