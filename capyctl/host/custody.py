@@ -123,7 +123,10 @@ class Custody:
         while True:
             await self.arrivals.after(seen)
             seen, began = self.arrivals.count, trio.current_time()
-            await self.note_segments(engine.incarnation, engine.processes)
+            try:
+                await self.note_segments(engine.incarnation, engine.processes)
+            except OSError as error:  # `oversee` looks again
+                _unseen(engine, error)
             # Whoever else floods /dev/shm gets a quarter of a thread's time from us, not all of it.
             await trio.sleep(ARRIVALS_REST * (trio.current_time() - began))
 
@@ -156,8 +159,11 @@ class Custody:
         while True:
             exposed = None
             if engine.ready and not (engine.launching or engine.ending):
-                await self.note_segments(engine.incarnation, engine.processes)
-                exposed = await self.exposed(engine)
+                try:
+                    await self.note_segments(engine.incarnation, engine.processes)
+                    exposed = await self.exposed(engine)
+                except OSError as error:  # the watch over it, and over all others, goes on
+                    _unseen(engine, error)
             if exposed is not None:
                 _log.error("engine.exposed", extra={"fields": {"launch": str(engine.incarnation), "why": exposed}})
                 self.ingress.close(engine.incarnation)
@@ -205,6 +211,11 @@ class Custody:
             strangers=len(strangers),
             observed_at_ms=now_ms(),
         )
+
+
+def _unseen(engine: Engine, why: OSError) -> None:
+    """Nothing could be looked at: the process has too many files open, or the machine has."""
+    _log.warning("engine.unseen", extra={"fields": {"launch": str(engine.incarnation), "why": str(why)}})
 
 
 async def observe(incarnation: Incarnation, processes: tuple[ProcessIdentity, ...]) -> GoneProof | str:

@@ -119,7 +119,10 @@ class Reports:
         """Report the memory domains each second, and at once when somebody waits for it; until cancelled."""
         while True:
             self._look_now = trio.Event()
-            await self.tell_domains()
+            try:
+                await self.tell_domains()
+            except OSError as error:  # too many files are open: no look is no report, and the last one ages
+                _log.warning("memory.unread", extra={"fields": {"why": str(error)}})
             with trio.move_on_after(DOMAINS_EVERY_S) as pause:
                 await self._look_now.wait()
             if not pause.cancelled_caught:

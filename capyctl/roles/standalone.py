@@ -47,6 +47,7 @@ from capyctl.host import logs
 from capyctl.host.journal import JOURNAL_FILE
 from capyctl.host.orphans import engines_below
 from capyctl.ledger.shortfall import Shortfall
+from capyctl.roles import descriptors
 from capyctl.roles.machine import Machine, machine
 from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
 from capyctl.roles.reshaped import Reshaped, check_cards, check_limits
@@ -541,6 +542,7 @@ async def _serve_inference(
                     hurry=stopping.hurry,
                     alone=stopping.alone,
                     drain_seconds=settings.document.shutdown.drain_timeout.ms / 1000,
+                    connections_max=descriptors.for_clients(descriptors.raise_limit()),
                 )
             )
         except CapyError as error:

@@ -36,12 +36,13 @@ class Listener:
     app: Router
     config: Config
     bounds: Bounds
+    connections_max: int = CONNECTIONS_MAX
     context: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
     connections: set[Connection] = attrs.field(factory=set)
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one accepted connection. Never raises: a fault of one client ends nobody else."""
-        if len(self.connections) >= CONNECTIONS_MAX:
+        if len(self.connections) >= self.connections_max:
             await stream.aclose()
             return
         connection = Connection(self.app, self.config, self.context, self.bounds, stream)
@@ -63,19 +64,21 @@ async def serve(
     alone: trio.Event | None = None,
     drain_seconds: float = 30.0,
     bounds: Bounds | None = None,
+    connections_max: int = CONNECTIONS_MAX,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` on `bind` (`ip:port`, port 0 for any) until `stopping` is set and what runs has ended.
 
     `started` gets the bound addresses. Once stopping, new requests get 503; after `drain_seconds`, or
     when `hurry` is set, the rest is told so and cut, with two seconds of grace. `alone` is set when nobody gives
-    places any more: what waits for one is told so at once, and what has one goes on.
+    places any more: what waits for one is told so at once, and what has one goes on. A client beyond
+    `connections_max` is hung up on.
     Raises: Refusal(`port_conflict` | `invalid_config`) when an address cannot be bound.
     """
     bounds = bounds or Bounds()
     config = _config([bind] if isinstance(bind, str) else list(bind))
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in _sockets(config, bounds)]
-    listener = Listener(app, config, bounds)
+    listener = Listener(app, config, bounds, connections_max)
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
             accepting.start_soon(partial(trio.serve_listeners, listener.handle, listeners, handler_nursery=connections))

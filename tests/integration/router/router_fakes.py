@@ -33,6 +33,7 @@ from capyctl.router import (
     build_app,
     serve,
 )
+from capyctl.router.listener import CONNECTIONS_MAX
 
 TOKEN = "k" * 43
 INCARNATION = Incarnation(lane=Lane(deployment=DeploymentId("D"), index=0), generation=Generation(1))
@@ -324,6 +325,7 @@ async def house(
     open_gate: bool = True,
     drain_seconds: float = 5.0,
     bounds: Bounds | None = None,
+    connections_max: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[House]:
     """Serve a router on a free loopback port for the length of a block."""
     with trio.fail_after(30):
@@ -344,6 +346,7 @@ async def house(
                     alone=alone,
                     drain_seconds=drain_seconds,
                     bounds=bounds,
+                    connections_max=connections_max,
                     task_status=task_status,
                 )
                 stopped.set()

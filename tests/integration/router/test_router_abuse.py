@@ -438,3 +438,13 @@ async def test_a_fault_of_the_router_is_one_internal_error_without_detail() -> N
         assert b"secret" not in answer.body
         here.desk.refuse = None
         assert (await client.ask(chat())).status == 200
+
+
+async def test_who_comes_when_all_connections_are_taken_is_hung_up_on_and_others_are_served_on() -> None:
+    async with house(answers_at_once, answers_at_once, connections_max=2) as here:
+        one, other = await here.connect(), await here.connect()
+        assert (await one.ask(chat())).status == 200
+        assert await (await here.connect()).at_end()
+        await other.aclose()
+        await trio.sleep(0.05)
+        assert (await (await here.connect()).ask(chat())).status == 200
