@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,17 @@ def _claim() -> int:
         except BlockingIOError:
             os.close(block)
             continue
-        _blocks.append(block)
-        return first
-    raise AssertionError(f"every block of ports is taken by tests that run: {place}")
+        _blocks.append(block)  # one that other programs use in part stays claimed too: nobody looks at it again
+        if all(_is_free(port) for port in range(first, first + BLOCK)):
+            return first
+    raise AssertionError(f"every block of ports is taken by tests that run, or by other programs: {place}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError:
+            return False
+    return True
