@@ -23,6 +23,7 @@ from capyctl.fsm.types import ProcessIdentity, Role
 
 PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36
+LOOKS_AT_NOBODY = 5  # at a group that exists, and in which each look found nobody alive
 _STAT_BYTES = 4096  # one read is the whole line: a name of 64 bytes and 51 numbers
 
 
@@ -122,28 +123,62 @@ def everyone(proc: Path = PROC, among: Callable[[int], bool] | None = None) -> I
                 yield stat
 
 
-def group_members(leader: ProcessIdentity, proc: Path = PROC, *, reaping: bool = False) -> tuple[Stat, ...]:
+def group_members(leader: ProcessIdentity, proc: Path = PROC) -> tuple[Stat, ...]:
     """Living processes of the group, or of the session, that `leader` was spawned to lead.
 
     `killpg(pgid, 0)` succeeds on zombies, so the group is scanned. The session counts too: a child
     that only made a group of its own is still one of the launch. While any process uses the number as
     its group or session, the kernel gives it to no new process; a leader with other start ticks
-    therefore means that the recorded group has emptied. `reaping` reaps its zombies that became our
-    children (we are a sub-reaper), except the leader, whose exit status its watch wants.
+    therefore means that the recorded group has emptied.
     Raises: OSError when /proc cannot be read.
     """
+    return tuple(stat for stat in _in_group(leader, proc) if not stat.dead)
+
+
+def group_left(leader: ProcessIdentity) -> tuple[Stat, ...] | None:
+    """Who of the group still lives, as in `group_members`; None when somebody does whom no look meets.
+
+    A look lists the pids first and asks about each afterwards, so processes that fork and end at once are missed by
+    all of it. The kernel knows that their group exists; where zombies are not the reason, nobody has been proven gone.
+    Zombies that became our children (we are a sub-reaper) are reaped, except the leader, whose exit status its watch
+    wants. Raises: OSError when /proc cannot be read.
+    """
+    before: frozenset[int] = frozenset()
+    for _ in range(LOOKS_AT_NOBODY):
+        members = _in_group(leader, PROC)
+        alive = tuple(stat for stat in members if not stat.dead)
+        if alive:
+            return alive
+        dead = frozenset(stat.pid for stat in members)
+        for stat in members:
+            if stat.ppid == os.getpid() and stat.pid != leader.pid and _reap(stat.pid) is not None:
+                dead -= {stat.pid}
+        if (dead and dead == before) or not _group_exists(leader):
+            return ()
+        before = dead
+    return None
+
+
+def _group_exists(leader: ProcessIdentity) -> bool:
+    """Whether any process, zombies too, uses the recorded leader's number as its group."""
+    try:
+        os.killpg(leader.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody is there
+    stat = read_stat(leader.pid)
+    return boot_id() == leader.boot_id and (stat is None or stat.start_ticks == leader.start_ticks)
+
+
+def _in_group(leader: ProcessIdentity, proc: Path) -> tuple[Stat, ...]:
     if boot_id(proc) != leader.boot_id:
         return ()
     at_its_pid = read_stat(leader.pid, proc)
     if at_its_pid is not None and at_its_pid.start_ticks != leader.start_ticks:
         return ()
     among = partial(_may_belong, leader.pid) if proc is PROC else None
-    members = [stat for stat in everyone(proc, among) if leader.pid in (stat.group, stat.session)]
-    if reaping:
-        for stat in members:
-            if stat.dead and stat.ppid == os.getpid() and stat.pid != leader.pid:
-                _reap(stat.pid)
-    return tuple(stat for stat in members if not stat.dead)
+    return tuple(stat for stat in everyone(proc, among) if leader.pid in (stat.group, stat.session))
 
 
 def _may_belong(leader: int, pid: int) -> bool:

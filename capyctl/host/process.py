@@ -154,7 +154,7 @@ class Remains:
 
     def __str__(self) -> str:
         parts = [f"pid {p.pid} ({p.role.value}) is alive" for p in self.alive]
-        parts += [f"pid {p.pid} ({p.role.value}) could not be seen" for p in self.unknown]
+        parts += [f"pid {p.pid} ({p.role.value}) or its group could not be seen" for p in self.unknown]
         recorded = {p.pid for p in self.alive}
         parts += [f"pid {pid} is in its group" for pid in self.group if pid not in recorded]
         return "; ".join(parts) or "nothing is left"
@@ -168,9 +168,13 @@ def look(processes: Iterable[ProcessIdentity]) -> Remains:
         by_presence[identity.presence(process)].append(process)
         if process.role is Role.API:
             try:
-                group = tuple(member.pid for member in identity.group_members(process, reaping=True))
+                left = identity.group_left(process)
             except OSError:
+                left = None
+            if left is None:
                 by_presence[Presence.UNKNOWN].append(process)
+            else:
+                group = tuple(member.pid for member in left)
     return Remains(
         alive=tuple(by_presence[Presence.ALIVE]),
         unknown=tuple(by_presence[Presence.UNKNOWN]),

@@ -278,3 +278,28 @@ def test_no_proof_comes_out_of_a_look_that_found_something() -> None:
         assert str(remains) == f"pid {me.pid} (api) is alive"
         with pytest.raises(InvariantBroken):
             process.proof_of(incarnation(), (me,), remains)
+
+
+def test_processes_that_fork_and_end_at_once_are_not_proven_gone_by_looks_that_miss_them() -> None:
+    """Each lives a millisecond, which is less than a look takes: a hundred looks, and none of them is a proof."""
+    walk = (
+        "import os, time\nends = time.monotonic() + 30\nwhile time.monotonic() < ends:\n  if os.fork(): os._exit(0)\n"
+    )
+    identity.become_subreaper()
+    with child(sys.executable, "-S", "-c", walk) as running:
+        me = named(running.pid)
+        until(lambda: identity.presence(me) is Presence.GONE)
+        for _ in range(100):
+            remains = process.look((me,))
+            assert not remains.nothing
+            with pytest.raises(InvariantBroken):
+                process.proof_of(incarnation(), (me,), remains)
+        until(lambda: _killed(me), 10)
+    assert process.look((me,)).nothing
+
+
+def _killed(leader: ProcessIdentity) -> bool:
+    """Kill the whole group at once, which only its test may: the number is still its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    return process.look((leader,)).nothing
