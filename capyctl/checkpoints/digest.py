@@ -22,6 +22,7 @@ import attrs
 
 from capyctl.checkpoints.directory import Listing, ModelFile
 from capyctl.checkpoints.reading import Identity, changed, opened
+from capyctl.documents import owned
 
 SMALL_FILE_BYTES = 4 << 20
 CACHE_BYTES_MAX = 16 << 20
@@ -127,7 +128,7 @@ def _load(path: Path) -> _Hashes:
 
 
 def _save(path: Path, hashes: _Hashes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owned.private_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as stream:

@@ -119,7 +119,7 @@ def add(
     approved = approve_env or [word for word in os.environ.get("CAPYCTL_APPROVE_ENV", "").split(";") if word]
     if custom is not None or manifest is not None or yes:
         _check_custom(path, custom, manifest, name, parks, drift, approve_option or approve_path, allow_remote_code)
-        _make_directory(engines_file.parent)
+        places.make_private(str(engines_file.parent))
         added = register.add_custom(
             Path(str(custom)),
             Path(places.absolute(str(manifest), os.getcwd())),
@@ -135,7 +135,7 @@ def add(
         _report(added, where, common)
         return
     chosen = path if path is not None else _pick()
-    _make_directory(engines_file.parent)
+    places.make_private(str(engines_file.parent))
     added = register.add_engine(
         Path(places.absolute(chosen, os.getcwd())),
         engines_file=engines_file,
@@ -262,13 +262,6 @@ def _pick() -> str:
     if not answer.isdigit() or not 1 <= int(answer) <= len(rows):
         raise Refusal("invalid_config", f"{answer or 'nothing'} is not one of the installations listed")
     return rows[int(answer) - 1].path
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as wrong:
-        raise Refusal("invalid_config", f"{path} cannot be made: {os.strerror(wrong.errno or 0)}") from None
 
 
 def _owner(where: Places) -> tuple[int, int] | None:

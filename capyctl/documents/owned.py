@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 from typing import Final
 
 from capyctl.errors import Refusal
@@ -58,6 +59,18 @@ def _kind(mode: int) -> str:
         (stat.S_ISLNK, "a symbolic link"),
     )
     return next((name for is_it, name in kinds if is_it(mode)), "something else")
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path` and whatever is missing above it, each 0700. One that is there is left as it is.
+
+    Every directory that CapyCTL keeps something in is made here: `parents=True` leaves those above to the umask.
+    Raises: OSError.
+    """
+    for missing in reversed([above for above in path.parents if not above.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def check_file(path: str) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, Literal
 
 import attrs
@@ -317,7 +318,7 @@ def make_private(path: str) -> None:
     Raises: Refusal invalid_config when it cannot be made; Failure insufficient_space.
     """
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        owned.private_directory(Path(path))
     except OSError as wrong:
         if wrong.errno in FULL:
             raise no_space(path, wrong) from None

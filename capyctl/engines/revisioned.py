@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import yaml
 
-from capyctl.documents import reader
+from capyctl.documents import owned, reader
 from capyctl.documents.places import is_full, no_space
 from capyctl.errors import CapyError, Refusal
 
@@ -112,7 +112,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the directory's lock exclusively; waits for another writer. The directory is made, 0700, when missing."""
     beside_it = path.with_name(LOCK_NAME)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owned.private_directory(path.parent)
         lock = os.open(beside_it, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as wrong:
         raise _unwritten(beside_it, wrong) from None

@@ -35,7 +35,6 @@ import trio
 from capyctl.documents import owned, places
 from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, ProcessIdentity, Role
-from capyctl.host.logs import private_directory
 from capyctl.host.segments import Segment
 from capyctl.session.codec import canonical, decode_message, encode_message
 from capyctl.session.messages import Awake, Command, Launch, Parked, Release, Restore, Result
@@ -503,7 +502,7 @@ async def open_journal(path: Path) -> Journal:
 
 
 def _open(path: Path) -> Journal:
-    private_directory(path.parent)
+    owned.private_directory(path.parent)
     # Made here with its mode, so that SQLite never makes it; -wal and -shm copy the mode of the file.
     for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
         owned.check_file(str(path.with_name(name)))

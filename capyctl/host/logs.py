@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from capyctl.documents import owned
 from capyctl.errors import Failure
 from capyctl.fsm.types import ProcessIdentity, Role
 from capyctl.host import identity, logwriter, process
@@ -41,13 +42,6 @@ class Writer:
     path: Path
     identity: ProcessIdentity
     output: int
-
-
-def private_directory(path: Path) -> Path:
-    """Make `path` and its missing parents, 0700."""
-    for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
-    return path
 
 
 def log_path(state_dir: Path, deployment: str, launch_id: str) -> Path:
@@ -96,7 +90,7 @@ def start_writer(path: Path, secrets: Sequence[str], rotate_bytes: int = logwrit
     order_read, order_write = os.pipe()
     engine_read, engine_write = os.pipe()
     try:
-        private_directory(path.parent)
+        owned.private_directory(path.parent)
         pid = process.start(
             [sys.executable, "-I", "-S", str(WRITER_PROGRAM)],
             stdin=order_read,

@@ -146,7 +146,7 @@ class Store:
                 owned.check_file(str(directory / file))
             schema.refuse_newer(directory / name, len(migrations))
         with schema.private_umask():
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owned.private_directory(directory)
             self._main = schema.open_database(directory / STORE_FILE, schema.STORE, synchronous="FULL")
             self._side = schema.open_database(directory / REQUESTS_FILE, schema.REQUESTS, synchronous="NORMAL")
         self._side_keys = {key for (key,) in self._side.execute("SELECT key FROM rows")}

@@ -16,6 +16,7 @@ import attrs
 
 from capyctl.checkpoints.directory import list_files, pick_gguf
 from capyctl.checkpoints.kv_cache import pad
+from capyctl.documents import owned
 from capyctl.documents.deployment import parse_deployment
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.last_words import out_of_memory, worth_reading
@@ -94,7 +95,7 @@ class LlamacppAdapter(RestartOnly):
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
         private = facts.state_dir / "engines" / "llamacpp"
         for place in (private, private / "config", private / "cache"):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owned.private_directory(place)
         return render(
             Launch(
                 executable=self.registered.executable,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from capyctl.documents import owned
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.environment import Reserved
@@ -70,7 +71,7 @@ class TensorfoldAdapter(Installed, RestartOnly):
         document = parse_deployment(facts.document, "the deployment")
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
         extensions = extensions_dir(self.registered, facts.state_dir)
-        extensions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owned.private_directory(extensions)
         if facts.alone:
             forget_locks(extensions)
         argv = render(

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from capyctl import ulid
+from capyctl.documents import owned
 from capyctl.fsm.proofs import Gone, NeverLaunched
 from capyctl.fsm.types import Bytes, DeploymentId, Generation, Incarnation, Lane, Millis, RequestId, Role
 from capyctl.host import identity, logs, ports, reports, silence
@@ -505,7 +506,7 @@ async def test_logs_of_what_still_runs_stay_whatever_the_server_knows(host: Host
         command = launch(model, incarnation=Incarnation(lane, Generation(1)))
         assert isinstance(await running.agent.handle(command), m.Launched)
         directory = logs.log_path(running.agent.state_dir, running_id, "0-1").parent
-        other = logs.private_directory(directory.with_name(deleted_id))
+        other = owned.private_directory(directory.with_name(deleted_id))
         for number, ends in enumerate((False, True)):
             prune = m.PruneLogs(command_id=f"p{number}", kept=(), as_of_ms=Millis(1 << 45))
             assert isinstance(await running.agent.handle(prune), m.Done)

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from capyctl import ulid
+from capyctl.documents import owned
 from capyctl.host import identity, logs, logwriter
 from capyctl.host.identity import Presence
 from capyctl.host.logwriter import MASK, Lines, Log, Redactor
@@ -196,7 +197,7 @@ def test_logs_go_with_their_deployment_and_nothing_else_does(tmp_path: Path) -> 
     old, kept, newer, linked = (ulid.new(number, bytes(10)) for number in range(4))
     for name in (old, kept, newer, "notes"):
         path = logs.log_path(tmp_path, name, "0-1")
-        logs.private_directory(path.parent)
+        owned.private_directory(path.parent)
         path.write_text("a line")
         os.utime(path.parent, (1, 1))
     os.utime(tmp_path / "logs" / newer, (50, 50))
