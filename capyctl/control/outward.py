@@ -1,8 +1,8 @@
-"""What clients of the inference endpoint may read of a failure: the reason and the engine's last words, without places.
+"""What clients of the inference endpoint may read of a failure: the reason, on one line and without places.
 
-An operator sees a failure whole, in `status`. A client may be anybody with a key: it never reads addresses, ports,
-paths or process ids of the machine, nor lines of an engine's source. The last words of an engine are full of them.
-Source: api 4, security 9.
+An operator sees a failure whole, in `status`, with the last lines of the engine's log below it. A client may be anybody
+with a key: it reads of the log only the line that names the error, which is in the reason, and never addresses, ports,
+paths or process ids of the machine, nor lines of an engine's source. Source: api 4, security 9.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-WORDS_KEPT: Final = 3
 CHARS_MAX: Final = 600
 CHARS_READ_MAX: Final = 16384
 
@@ -46,7 +45,7 @@ def placeless(text: str) -> str:
 
 
 def words(reason: str) -> str:
-    """A failure's reason and the last of the lines below it, on one line of at most CHARS_MAX characters."""
-    head, *lines = reason.splitlines() or [""]
-    text = placeless(" ".join(" ".join((head, *lines[-WORDS_KEPT:])).split()))
+    """A failure's reason without the engine's log below it, on one line of at most CHARS_MAX characters."""
+    head, *log = reason.splitlines() or [""]
+    text = placeless(" ".join((head.removesuffix(":") if log else head).split()))
     return text if len(text) <= CHARS_MAX else text[: CHARS_MAX - 1] + "…"

@@ -20,6 +20,18 @@ from capyctl.fsm.types import Activation, DeploymentId, Incarnation, Lane, Milli
 VAIN_MAX = 5  # looks in a row, some ten seconds at least, after which nobody is kept waiting for a doubted engine
 VAIN_RETRY_S = 5
 RETRY_AFTER_S = 1  # told with every queue_full
+PATHS = {
+    "chat": (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+    ),
+    "decisions": ("/v1/systemone",),
+}
+"""By what a deployment offers: where the inference endpoint takes requests for it."""
 SHY_MS = Millis(250)  # an upstream that refused a connection is not asked again for so long
 STALE_LOAD_MS = Millis(3_000)  # an older reading of an engine's gauges does not choose between instances
 KV_PRESSURE_PPM = 900_000  # above this share of its cache an instance is asked last
@@ -84,17 +96,18 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     """The refusal that queues nothing, or None: api, options, operator stops, checkpoint, back-off."""
     name, state = row.spec.name, row.state
     if event.api != row.spec.api:
-        path = "/v1/systemone" if row.spec.api == "decisions" else "/v1/chat/completions"
-        return "api_mismatch", f"{name} answers {path} only", None
+        paths = PATHS[row.spec.api]
+        told = paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
+        return "api_mismatch", f"{name} is a model for {row.spec.api}, and is asked at {told}", None
     if event.cache_salt and not row.spec.traits.cache_salt:
         return "cache_salt_unsupported", f"the engine of {name} does not partition its cache by salt", None
     if state.phase in (deployment.Phase.DELETING, deployment.Phase.DELETED):
         return "not_found", f"{name} is being deleted", None
     if operator_stopped(book, row):
-        return "deployment_stopped", f"an operator stopped it. Try: capyctl start deployment {name}", None
+        return "deployment_stopped", stopped_words(row), None
     if state.gate in (deployment.Gate.MISMATCH, deployment.Gate.UNUSABLE, deployment.Gate.UNMEASURABLE):
         measuring.again(book, row)  # the next request finds what was put right in the meantime
-        words = outward.words(state.gate_reason)
+        words = outward.words(state.gate_reason).removeprefix(f"{name}: ")
         return of_files(state.gate_code), f"{name} cannot start: {words}", None
     refusal = unprovable(book, row)
     if refusal is not None:
@@ -105,8 +118,13 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if row.spec.activation is Activation.EXPLICIT and not any(
         instance.wish is not None and instance.wish.origin is Origin.OPERATOR for instance in rows
     ):
-        return "deployment_inactive", f"only an operator starts it. Try: capyctl start deployment {name}", None
+        return "deployment_inactive", f"only an operator starts {name}. Try: capyctl start deployment {name}", None
     return _backing_off(rows, event.now_ms)
+
+
+def stopped_words(row: DeploymentRow) -> str:
+    """What a client is told whose model an operator stopped."""
+    return f"an operator stopped {row.spec.name}. Try: capyctl start deployment {row.spec.name}"
 
 
 def of_files(code: str | None) -> str:

@@ -190,7 +190,7 @@ class Engine:
         if self.exited is not None and self.exited.role is Role.WORKER:
             who = f"a worker of the engine (pid {self.exited.pid})"
         if self.status is None:
-            return f"{who} exited"
+            return f"{who} ended, and with which status is not known"  # no child of this run of the role
         if self.status < 0:
             more = ", perhaps for lack of memory" if self.status == -9 else ""
             return f"{who} was ended by signal {-self.status}{more}"

@@ -190,9 +190,7 @@ class _Visit:
             return
         endpoint = ENDPOINTS.get(self.path.decode("latin-1"))
         if endpoint is None:
-            await self._refuse(
-                Fault.named("not_found", "no such path; there are /v1/models, /v1/chat/completions and others")
-            )
+            await self._refuse(Fault.named("not_found", f"no such path; there are /v1/models, {', '.join(ENDPOINTS)}"))
         elif self.method != "POST":
             await self._not_allowed("POST")
         else:
@@ -212,7 +210,9 @@ class _Visit:
 
     async def _not_allowed(self, *methods: str) -> None:
         self.reply.common = [*self.reply.common, (b"allow", ", ".join(methods).encode())]
-        await self._refuse(Fault.named("method_not_allowed", f"{self.method[:16]} is not served here"))
+        await self._refuse(
+            Fault.named("method_not_allowed", f"{self.method[:16]} is not served here; use {' or '.join(methods)}")
+        )
 
     async def _allow_preflight(self) -> None:
         headers = [

@@ -1,4 +1,4 @@
-"""What a client may read of a failure: the reason and last words, and no place of the machine."""
+"""What a client may read of a failure: the reason without the engine's log, and no place of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ from capyctl.control import outward
         (
             "llama.cpp cannot load the model file:\n0.1 I first\n0.2 I second\n"
             "0.3 E failed to load model, '/home/ada/models/qwen/model-Q4.gguf'\n0.4 E exiting",
-            "llama.cpp cannot load the model file: 0.2 I second 0.3 E failed to load model, '<path>' 0.4 E exiting",
+            "llama.cpp cannot load the model file",
+        ),
+        (
+            "the engine was ended by signal 9, perhaps for lack of memory:\n0.02.541.320 I slot print_timing: id 3 | 7",
+            "the engine was ended by signal 9, perhaps for lack of memory",
+        ),
+        (
+            "llama.cpp does not accept the argument --no-such-option:\nerror: invalid argument: --no-such-option",
+            "llama.cpp does not accept the argument --no-such-option",
+        ),
+        (
+            "the engine exited with status 1: failed to load model, '/home/ada/m.gguf':\n0.3 I slot\n0.4 E exiting",
+            "the engine exited with status 1: failed to load model, '<path>'",
         ),
         ("listening on http://127.0.0.1:8100 now", "listening on <address> now"),
         ("bound to [::1]:8100 and localhost:9", "bound to <address> and <address>"),

@@ -7,9 +7,13 @@ from test_world_stories import BIG, named, world
 from world import Shell
 from world_values import SGLANG
 
+from capyctl.control import events as e
+from capyctl.control import orders as o
 from capyctl.control import views
+from capyctl.control.requests import PATHS
 from capyctl.fsm.cleanup import CleanupPhase
-from capyctl.fsm.types import DeploymentId, Residency
+from capyctl.fsm.types import DeploymentId, Millis, RequestId, Residency
+from capyctl.router.endpoints import ENDPOINTS
 
 DEEP = attrs.evolve(BIG, traits=SGLANG, residency=Residency.DEEP, ready_gib=2, cold_gib=2)
 
@@ -82,3 +86,27 @@ def test_a_victim_that_is_deleted_while_its_switch_goes_on_keeps_nobody_from_rea
     assert [row["waiting"] for row in views.deployments(here.world, here.now)] == ["a switch makes room (activating)"]
     here.run(60_000)
     assert here.lane(b).gate_open
+
+
+def test_a_request_at_a_path_of_the_other_kind_reads_every_path_that_its_model_is_asked_at() -> None:
+    assert {path: [api for api, paths in PATHS.items() if path in paths] for path in ENDPOINTS} == {
+        path: [endpoint.api] for path, endpoint in ENDPOINTS.items()
+    }
+    here, _ = world(*named("a"))
+    event = e.RequestArrived(
+        now_ms=Millis(here.now),
+        request=RequestId("R"),
+        route="a",
+        api="decisions",
+        stream=False,
+        body_bytes=9,
+        nameable=True,
+    )
+    told = [order for order in here.world.handle(event).orders if isinstance(order, o.Answer)]
+    assert [(order.code, order.message) for order in told] == [
+        (
+            "api_mismatch",
+            "a is a model for chat, and is asked at /v1/chat/completions, /v1/completions, /v1/responses, "
+            "/v1/messages, /v1/embeddings and /v1/rerank",
+        )
+    ]

@@ -617,6 +617,7 @@ async def test_methods_and_paths_that_are_not_served() -> None:
         ):
             answer = await client.ask(method=method, path=path)
             assert (answer.status, answer.error, answer.header("allow")) == (405, "method_not_allowed", allow)
+            assert answer.json["message"] == f"{method} is not served here; use {allow.replace(', ', ' or ')}"
         for path in (
             *("/", "/metrics", "/health", "/slots", "/props", "/management/v1/snapshot", "//v1/models", "/v1/models/"),
             *(
