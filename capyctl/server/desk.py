@@ -37,6 +37,7 @@ class DeskTicket:
     request: RequestId
     desk: Desk
     arrived_at_ms: Millis
+    model: str = ""  # the deployment that it named and may use; figures count it there, also when it was turned away
     cut: trio.Event = attrs.field(factory=trio.Event)
     cut_error: tuple[str, str] | None = None
     _told: trio.Event = attrs.field(factory=trio.Event)
@@ -122,7 +123,8 @@ class Desk:
     def arrive(self, arrival: Arrival) -> DeskTicket:
         """Hand a request to the world. Raises: Refusal at once when nothing is queued for it."""
         now_ms = self.clock()
-        ticket = self._tickets[arrival.request] = DeskTicket(arrival.request, self, now_ms)
+        ticket = DeskTicket(arrival.request, self, now_ms, self._named(arrival))
+        self._tickets[arrival.request] = ticket
         self.feed(
             events.RequestArrived(
                 request=arrival.request,
@@ -139,6 +141,13 @@ class Desk:
         if ticket.refusal is not None:
             raise ticket.refusal
         return ticket
+
+    def _named(self, arrival: Arrival) -> str:
+        owner = self.book.routes.get(arrival.route)
+        row = self.book.deployments.get(owner) if owner is not None else None
+        if row is None or (arrival.allowed is not None and row.spec.name not in arrival.allowed):
+            return ""
+        return row.spec.name
 
     def models(self) -> list[Model]:
         """Configured deployments by route, whatever their state."""
@@ -214,7 +223,8 @@ class Desk:
     def _settled(self, order: orders.Settled) -> None:
         ticket = self._tickets.pop(order.request, None)
         row = self.book.deployments.get(order.deployment) if order.deployment is not None else None
-        self.outcomes[row.spec.name if row is not None else "", order.outcome] += 1
+        told = "" if ticket is None else ticket.model
+        self.outcomes[row.spec.name if row is not None else told, order.outcome] += 1
         if order.deployment is None:
             return  # turned away at the door: counted, not kept
         now_ms = self.clock()

@@ -79,6 +79,23 @@ def test_a_refusal_on_arrival_is_raised_with_its_wait(world):
     assert world.records == []
 
 
+@pytest.mark.parametrize(
+    ("route", "allowed", "counted"),
+    [("m", None, "d"), ("m", frozenset({"d"}), "d"), ("m", frozenset({"other"}), ""), ("nothing", None, "")],
+)
+def test_a_request_that_was_turned_away_is_counted_for_the_model_that_it_named(world, route, allowed, counted):
+    world.desk.book.routes["m"] = DeploymentId("D")
+    world.on(
+        events.RequestArrived,
+        orders.Answer(request="R", code="activation_failed", message="the last start failed", retry_after_s=30),
+        settled("refused", None),
+    )
+    with pytest.raises(Refusal):
+        world.desk.arrive(attrs.evolve(arrival(), route=route, allowed=allowed))
+    assert dict(world.desk.outcomes) == {(counted, "refused"): 1}
+    assert world.records == []
+
+
 async def test_a_place_given_on_arrival_needs_no_wait(world):
     world.on(events.RequestArrived, ADMIT)
     ticket = world.desk.arrive(arrival())
