@@ -14,12 +14,13 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import attrs
 
+from capyctl.documents.strict import nearest
 from capyctl.errors import Refusal
 
 HOPS_MAX = 8
@@ -104,13 +105,37 @@ def resolve_model(model: str, models_root: Path | None) -> Path:
     try:
         found = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        again = ". Deploy the model again to have it downloaded" if _DOWNLOADED.search(str(path)) else ""
+        again = (
+            ". Deploy the model again to have it downloaded" if _DOWNLOADED.search(str(path)) else _meant(path, model)
+        )
         raise Refusal("invalid_root", f"the model directory {path} is not there{again}") from None
     except OSError as error:
         raise Refusal("invalid_root", f"the model directory {path} cannot be read: {error.strerror}") from None
     if not found:
-        raise Refusal("invalid_root", f"the model directory {path} is not a directory")
+        raise Refusal(
+            "invalid_root", f"the model directory {path} is not a directory{_of_file(path, model, models_root)}"
+        )
     return path
+
+
+def _meant(path: Path, model: str) -> str:
+    """The directory beside the missing one that its name is nearest to, as a document would name it; else nothing."""
+    try:
+        with os.scandir(path.parent) as entries:
+            beside = [entry.name for entry in itertools.islice(entries, FILES_MAX) if entry.is_dir()]
+    except OSError:
+        return ""  # there is nothing beside it
+    near = nearest(path.name, (name for name in beside if name.isprintable()))
+    return f'. Did you mean "{PurePosixPath(model).with_name(near[0])}"?' if near else ""
+
+
+def _of_file(path: Path, model: str, models_root: Path | None) -> str:
+    """How a document names the file whose path stands where a directory's belongs."""
+    if path.parent == models_root:  # which holds every model, and is none
+        return ". Put the file into a directory of its own and name that"
+    above = PurePosixPath(model).parent
+    file = f", and in engine_config.llamacpp.gguf_file: {path.name}" if path.name.endswith(".gguf") else ""
+    return f". Name the directory that holds it, model: {above}{file}"
 
 
 def root_of(directory: Path, models_root: Path | None) -> Path:
@@ -244,7 +269,7 @@ def pick_gguf(listing: Listing, gguf_file: str | None = None, mmproj_file: str |
             )
         gguf_file = starts[0]
     elif gguf_file not in names:
-        raise Refusal("checkpoint_unusable", f"{gguf_file} is not a .gguf file of {listing.directory}")
+        raise Refusal("checkpoint_unusable", f"{gguf_file} is not a .gguf file of {listing.directory}{_held(models)}")
     elif _shard_number(gguf_file) not in (None, 1):
         raise Refusal("checkpoint_unusable", f"{gguf_file} is not the first shard of its set; name the first")
     if mmproj_file is None:
@@ -256,8 +281,17 @@ def pick_gguf(listing: Listing, gguf_file: str | None = None, mmproj_file: str |
             )
         mmproj_file = projectors[0] if projectors else None
     elif mmproj_file not in names or mmproj_file == gguf_file:
-        raise Refusal("checkpoint_unusable", f"{mmproj_file} is not another .gguf file of {listing.directory}")
+        others = [name for name in names if name != gguf_file]
+        raise Refusal(
+            "checkpoint_unusable", f"{mmproj_file} is not another .gguf file of {listing.directory}{_held(others)}"
+        )
     return GgufPick(model=gguf_file, shards=_shards(listing, gguf_file), projector=mmproj_file)
+
+
+def _held(names: Sequence[str]) -> str:
+    """What a directory holds in place of the file that was named."""
+    more = ", …" if len(names) > 8 else ""
+    return f", which holds {', '.join(names[:8])}{more}" if names else ", which holds none that could be meant"
 
 
 def _shard_number(name: str) -> int | None:

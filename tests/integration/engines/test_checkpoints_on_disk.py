@@ -52,6 +52,26 @@ def test_relative_models_are_below_the_models_directory(tmp_path: Path) -> None:
     assert code_of(resolve_model, "a", None) == "invalid_root"
 
 
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        ("smolm2", r'is not there\. Did you mean "smollm2"\?$'),
+        ("deep/qwem", r'is not there\. Did you mean "deep/qwen"\?$'),
+        ("{root}/smolm2", r'is not there\. Did you mean "/\S+/smollm2"\?$'),
+        ("nothing-like-it", r"is not there$"),
+        ("nowhere/smollm2", r"is not there$"),
+        ("smollm2/x.gguf", r"model: smollm2, and in engine_config\.llamacpp\.gguf_file: x\.gguf$"),
+        ("{root}/smollm2/x.gguf", r"model: /\S+/smollm2, and in engine_config\.llamacpp\.gguf_file: x\.gguf$"),
+        ("deep/qwen/config.json", r"is not a directory\. Name the directory that holds it, model: deep/qwen$"),
+        ("loose.gguf", r"Put the file into a directory of its own and name that$"),
+    ],
+)
+def test_a_model_that_is_no_directory_is_refused_with_what_to_name(tmp_path: Path, model: str, way: str) -> None:
+    fill(tmp_path, "loose.gguf", "smollm2/x.gguf", "deep/qwen/config.json")
+    with pytest.raises(Refusal, match=way):
+        resolve_model(model.format(root=tmp_path), tmp_path)
+
+
 def test_files_are_listed_with_their_relative_paths(tmp_path: Path) -> None:
     fill(tmp_path / "m", "b.gguf", "sub/a.txt", ".hidden")
     assert [file.path for file in list_files(tmp_path / "m").files] == [".hidden", "b.gguf", "sub/a.txt"]
@@ -164,6 +184,13 @@ def test_several_candidates_need_a_name(tmp_path: Path) -> None:
     assert code_of(picked, tmp_path, "mmproj-1.gguf", "mmproj-2.gguf", gguf_file="a.gguf") == "checkpoint_unusable"
     assert picked(tmp_path, gguf_file="a.gguf", mmproj_file="mmproj-2.gguf").projector == "mmproj-2.gguf"
     assert code_of(picked, tmp_path, gguf_file="a.gguf", mmproj_file="none.gguf") == "checkpoint_unusable"
+
+
+def test_a_file_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"nope\.gguf is not a \.gguf file of \S+, which holds a\.gguf, b\.gguf$"):
+        picked(tmp_path, "a.gguf", "b.gguf", "README.md", gguf_file="nope.gguf")
+    with pytest.raises(Refusal, match=r"which holds b\.gguf$"):
+        picked(tmp_path, gguf_file="a.gguf", mmproj_file="nope.gguf")
 
 
 def test_directories_without_a_model_say_so(tmp_path: Path) -> None:
