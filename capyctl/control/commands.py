@@ -29,7 +29,8 @@ RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
 GATED = "{name} cannot start: {gate}"
 WORDS = {
     "still_stopping": "its stop is not finished. Try again, or: capyctl start deployment {name} --wait",
-    "revision_conflict": "the revision is {revision} now; read it again and repeat the change",
+    "revision_conflict": "the revision is {revision} now; read it again (capyctl inspect deployment {name}) "
+    "and repeat the change",
     "route_conflict": "{clash}",
     "unsupported_capability": "{name} cannot park: its residency is restart_only{because}. "
     "Try: capyctl stop deployment {name}",

@@ -89,6 +89,11 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as wrong:
         listener.close()
-        code = "unavailable" if wrong.errno == errno.EADDRINUSE else "invalid_config"
-        raise Refusal(code, f"cannot listen for management on {host}:{port}: {wrong.strerror}") from None
+        if wrong.errno == errno.EADDRINUSE:
+            raise Refusal(
+                "unavailable",
+                f"the management listener cannot use {host}:{port}: another program listens there; "
+                "end it, or name another address with --management-listen",
+            ) from None
+        raise Refusal("invalid_config", f"cannot listen for management on {host}:{port}: {wrong.strerror}") from None
     return listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import trio
@@ -12,7 +13,9 @@ from capyctl import __version__, ulid
 from capyctl import clock as clocks
 from capyctl.control.records import RECORDS
 from capyctl.control.world import World
+from capyctl.errors import Refusal
 from capyctl.router.desk import Arrival
+from capyctl.server import listener
 from capyctl.server.store import Store
 
 
@@ -76,6 +79,14 @@ async def test_paths_methods_and_queries_that_do_not_exist_say_so(here):
         status, answer = await here.ask(method, path)
         assert (status, answer["error"]["code"]) == expected, path
         assert answer["api_version"] == "1"
+
+
+def test_a_management_address_that_is_taken_names_the_option_for_another():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(Refusal, match=f"127.0.0.1:{port}: another program .*--management-listen$") as caught:
+            listener._bind("127.0.0.1", port)
+    assert caught.value.code == "unavailable"
 
 
 async def test_a_405_names_what_is_allowed(here):
@@ -283,6 +294,7 @@ async def test_a_revision_must_name_the_current_one(here):
     body = {"expected_revision": 7, "config": {**CONFIG, "instances": 2}}
     status, answer = await here.ask("PUT", f"/deployments/{view['id']}", body)
     assert (status, answer["error"]["code"]) == (409, "revision_conflict")
+    assert "the revision is 1 now; read it again (capyctl inspect deployment " in answer["error"]["message"]
     status, receipt = await here.ask("PUT", f"/deployments/{view['id']}", {**body, "expected_revision": 1})
     assert (status, receipt["revision"]) == (202, "2")
 
