@@ -8,6 +8,7 @@ Source: config 7.2; security 7, F16.
 from __future__ import annotations
 
 import contextvars
+import logging
 import re
 import threading
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ LISTING_MAX: Final = 16 << 20
 FILES_MAX: Final = 8192
 FILE_BYTES_MAX: Final = 1 << 50
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_log: Final = logging.getLogger("capyctl.downloads")
 _line: contextvars.ContextVar[Line] = contextvars.ContextVar("line")
 _library_lock: Final = threading.Lock()
 _speaks_through: Final[list[tuple[Door, str]]] = []  # the library has one client per process
@@ -106,9 +108,11 @@ def _siblings(
     except (CapyError, Interrupted, Stopped):
         raise
     except Exception as wrong:  # whatever else the library may raise over an answer that is not a Hub's
+        _log.warning("download.not_a_hub", extra={"fields": {"repo": source.repo, "error": type(wrong).__name__}})
         raise Refusal(
             "not_materializable",
-            f"{endpoint} does not answer as a Hub does about {source.repo} ({type(wrong).__name__})",
+            f"{endpoint} does not answer as a Hub does about {source.repo}; "
+            "host.model_sources.huggingface_endpoint must be a Hub's own address",
         ) from None
     finally:
         _line.reset(held)

@@ -61,11 +61,12 @@ class Reach:
             return found
         public = [(family, address) for family, address in found if is_public(str(address[0]))]
         if found and not public:
+            at = str(found[0][1][0])
+            where = "is" if host == at else f"is at {at}, which is"
             add = f"add {host}" if ":" not in host else "give it a name and add that"  # the list holds no IPv6 address
             raise Refusal(
                 "not_materializable",
-                f"{host} is at {found[0][1][0]}, which is not a public address. If that is meant, "
-                f"{add} to host.model_sources.allowed_hosts",
+                f"{host} {where} not a public address. If that is meant, {add} to host.model_sources.allowed_hosts",
             )
         return public
 

@@ -165,6 +165,12 @@ def test_an_address_that_is_not_the_internets_is_not_public(address: str):
     assert listed.addresses("Models.Example", 443) == [(2, (address, 443))]
 
 
+def test_an_address_that_is_named_itself_is_said_once():
+    reach = Reach(lookup=lambda host, port: [(2, (host, port))])
+    with pytest.raises(Refusal, match=r"10\.0\.0\.1 is not a public address\. If that is meant, add 10\.0\.0\.1 to"):
+        reach.addresses("10.0.0.1", 443)
+
+
 @pytest.mark.parametrize(
     ("host", "ours"),
     [("localhost", True), ("127.0.0.9", True), ("::1", True), ("127.models.example", False), ("127.1", False)],
