@@ -40,16 +40,16 @@ def prune(
         return
     _table(rows)
     total = amount(sum(int(row["bytes"]) for row in rows))
-    if apply:
-        say(f"{total} removed.")
+    if not rows:
+        say("Nothing can be removed.")
     else:
-        say(f"{total} can be removed: capyctl prune sources --apply" if rows else "Nothing can be removed.")
+        say(f"{total} removed." if apply else f"{total} can be removed: capyctl prune sources --apply")
 
 
 def _table(rows: Iterable[Mapping[str, Any]], none: str = "") -> None:
     cells = (
         (
-            str(row["place"]).removeprefix("sources/"),
+            str(row["place"]),
             amount(int(row["bytes"])),
             "complete" if row["complete"] else "parts",
             ",".join(row["deployments"]) or "-",

@@ -92,7 +92,7 @@ def test_a_model_of_a_hub_answers_after_a_kill_in_the_middle_of_its_download(bui
                 assert TOKEN.encode() not in path.read_bytes(), path
 
         assert machine.ok("list", "sources").out.split()[-5:] == [
-            *(f"huggingface/{REPO}/{COMMIT}/gguf", "93.8", "MiB", "complete", "smol,twin"),
+            *(f"sources/huggingface/{REPO}/{COMMIT}/gguf", "93.8", "MiB", "complete", "smol,twin"),
         ]
         machine.act("twin", "delete")
         assert machine.manage("POST", "/model-sources/prune", {})["removed"] == [], "smol runs from it"

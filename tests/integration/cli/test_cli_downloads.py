@@ -9,7 +9,7 @@ import pytest
 from cli_fake_role import FakeRole
 from conftest import Shell
 
-from capyctl.cli import progress
+from capyctl.cli import progress, sources
 from capyctl.errors import CapyError, Refusal
 
 MIB = 1 << 20
@@ -180,3 +180,22 @@ def test_status_shows_how_far_a_digest_is(shell: Shell, role: FakeRole):
 def test_status_shows_a_download(shell: Shell, role: FakeRole):
     role.add("m", checkpoint={**coming(3 << 30, 6 << 30), "reason": "an older failure"})
     assert "  Checkpoint   being downloaded: 3.0 GiB of 6.0 GiB (50 %)\n" in shell("status", "deployment", "m").out
+
+
+def test_what_is_pruned_is_summed_up_and_nothing_is_said_to_be_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    row = {"place": "sources/http/m.gguf-ab", "bytes": 3 * MIB, "complete": True, "deployments": []}
+    answers = [{"removed": [row]}, {"removed": []}]
+
+    class Pruning:
+        def change(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return answers.pop(0)
+
+    monkeypatch.setattr(sources, "management", lambda common: Pruning())
+    sources.prune(apply=True)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split() == ["sources/http/m.gguf-ab", "3.0", "MiB", "complete", "-"]
+    assert shown[-1] == "3.0 MiB removed."
+    sources.prune(apply=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing can be removed."
