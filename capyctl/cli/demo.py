@@ -1,7 +1,7 @@
 """`demo`: two models, memory for one, and a request for the second that makes room.
 
 Runs the real thing in a throw-away directory: a standalone role, llama.cpp's server, a small real
-model under two names. Nothing is stubbed and nothing is left behind.
+model under two names. Nothing is stubbed, and nothing is left behind but what had to be downloaded, which is said.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def demo(
             running.look(show)
             show.step("Both models answered; memory never held more than one of them")
             if once:
-                show.step("Stopping the engines and removing everything")
+                show.step(demo_parts.farewell())
             else:
                 show.step("The endpoint stays up until you press Ctrl-C")
                 show.close()  # what follows is meant for copying
@@ -83,7 +83,7 @@ def _stay_up(running: Running) -> None:
         while True:
             signal.pause()
     except KeyboardInterrupt:
-        note("Stopping the engines and removing everything")
+        note(demo_parts.farewell())
 
 
 @attrs.frozen(kw_only=True)

@@ -36,6 +36,13 @@ def cache() -> Path:
     return root / "capyctl" / "demo"
 
 
+def farewell() -> str:
+    """What the end of a demo removes, and what it keeps where: the downloads, if there were any."""
+    if not cache().is_dir():
+        return "Stopping the engines and removing everything"
+    return f"Stopping the engines and removing everything but the downloads, kept for the next demo: {cache()}"
+
+
 def engine(say: Say) -> Path:
     """A Python environment that holds the engine: this one, or one made for the demo."""
     if importlib.util.find_spec("xllamacpp") is not None:

@@ -41,6 +41,13 @@ def test_a_room_hides_the_users_settings_and_disappears(monkeypatch: pytest.Monk
     assert file.exists()
 
 
+def test_the_end_says_what_is_kept_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert demo_parts.farewell() == "Stopping the engines and removing everything"
+    demo_parts.cache().mkdir(parents=True)
+    assert demo_parts.farewell().endswith(f"but the downloads, kept for the next demo: {tmp_path}/capyctl/demo")
+
+
 def test_ports_are_free_neighbours() -> None:
     first, last = demo_parts.free_ports(4)
     assert last - first == 3
