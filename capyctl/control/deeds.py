@@ -152,6 +152,8 @@ def perform(book: Book, identity: DeploymentId, effects: tuple[object, ...], by:
                         park_lane(book, lane, Origin.OPERATOR)
             case deployment.SetCount(instances=count):
                 resize(book, identity, count)
+            case deployment.EndWaiters(code="deployment_stopped"):
+                requests.fail_waiters(book, identity, "deployment_stopped", requests.stopped_words(row))
             case deployment.EndWaiters(code=code, reason=reason):
                 requests.fail_waiters(book, identity, code, outward.words(reason))
             case deployment.DropRecord():

@@ -185,13 +185,8 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
     run = book.instances[lane].machine.run
     retry = None if run.retry_at_ms is None else max(1, -(-(run.retry_at_ms - book.now_ms) // 1000))
     if stopped:
-        name = book.deployments[lane.deployment].spec.name
-        requests.fail_waiters(
-            book,
-            lane.deployment,
-            "deployment_stopped",
-            f"an operator stopped it. Try: capyctl start deployment {name}",
-        )
+        words = requests.stopped_words(book.deployments[lane.deployment])
+        requests.fail_waiters(book, lane.deployment, "deployment_stopped", words)
     elif code in CAPACITY:
         requests.fail_waiters(book, lane.deployment, code, reason, retry)
     elif code in requests.OF_FILES:

@@ -13,6 +13,7 @@ from typing import Final
 from capyctl.control import events as e
 from capyctl.control.book import Book, Refused
 from capyctl.control.orders import ReadLoad
+from capyctl.fsm import switch
 from capyctl.fsm.types import HostId, Lane, Millis
 
 BUSY_MS: Final = Millis(300_000)
@@ -54,7 +55,7 @@ def answer(book: Book, chosen: Collection[Lane]) -> tuple[str, int]:
     left = [book.refused[lane] for lane in chosen if is_left_alone(book, lane)]
     why = left[0].answer
     wait_ms = min(BUSY_RETRY_MS if one.idle else one.until_ms - book.now_ms for one in left)
-    return f"the model in its way {why}; ask again later", max(1, -(-wait_ms // 1_000))
+    return f"the model in its way {why}{switch.ASK_AGAIN}", max(1, -(-wait_ms // 1_000))
 
 
 def heard(book: Book, event: e.LoadReported) -> None:

@@ -415,8 +415,14 @@ def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
 def _end_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
     _drop_request_wishes(book, target, code, reason)
     for lane, row in list(book.of(target)):
-        if row.wish is not None and row.phase in WAITING:
-            say_short(book, lane, code, f"{reason}{refusing.words(book, set(book.hosts))}")
+        if row.wish is None or row.phase not in WAITING:
+            continue
+        if row.wish.evict:
+            told = reason.removesuffix(switch.ASK_AGAIN)  # it asks again by itself
+            say_short(book, lane, code, f"{told}{refusing.words(book, set(book.hosts))}")
+            continue
+        for memo in (book.told_short, book.tried):  # nobody gives way for it any more: it says anew what it lacks
+            memo.pop(lane, None)
 
 
 def _drop_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
@@ -563,7 +569,7 @@ def kept(book: Book, lane: Lane, code: str, reason: str) -> None:
             book,
             state.switch,
             switch.VictimLost(
-                now_ms=book.now_ms, lane=lane, reason=f"the model in its way {why}; ask again later", serves=True
+                now_ms=book.now_ms, lane=lane, reason=f"the model in its way {why}{switch.ASK_AGAIN}", serves=True
             ),
         )
 

@@ -275,6 +275,12 @@ def _last_error(row: DeploymentRow, one: InstanceRow) -> Json | None:
 
 def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> str | None:
     """Why something that is wanted has not happened yet, in one line."""
+    active = [book.switches[one] for one in book.active_switches.values()]
+    for state in active:
+        if state.target == row.state.deployment:
+            of = (book.deployments.get(victim.lane.deployment) for victim in state.victims)
+            names = ", ".join(row.spec.name for row in of if row is not None)  # one that left may be deleted meanwhile
+            return f"a switch makes room ({state.phase.value}){f': {names}' if names else ''}"
     for _, one in instances:
         if one.in_progress and one.waits_for is not None:
             return one.waits_for.reason
@@ -286,12 +292,6 @@ def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, Instanc
                 return "its host does not answer"
             _, found = book.vain.get(lane, (0, ""))
             return f"its engine is looked at again, and has not answered yet{f': {found}' if found else ''}"
-    active = [book.switches[one] for one in book.active_switches.values()]
-    for state in active:
-        if state.target == row.state.deployment:
-            of = (book.deployments.get(victim.lane.deployment) for victim in state.victims)
-            names = ", ".join(row.spec.name for row in of if row is not None)  # one that left may be deleted meanwhile
-            return f"a switch makes room ({state.phase.value}){f': {names}' if names else ''}"
     return None
 
 
@@ -313,13 +313,15 @@ def _actions(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> l
     parks = row.spec.residency.parks
     ready = any(one.is_ready for _, one in instances)
     live = any(one.has_launch or one.in_progress for _, one in instances)
+    serves = all(one.is_ready for _, one in instances)
+    unparked = None if ready else "none of its instances is ready"
     return [
-        {"action": "start", "allowed": not all(one.is_ready for _, one in instances), "reason": None},
+        {"action": "start", "allowed": not serves, "reason": "every instance of it is ready" if serves else None},
         {"action": "stop", "allowed": True, "reason": None},
         {
             "action": "park",
             "allowed": parks and ready,
-            "reason": None if parks else f"its residency is restart_only{_because(row)}",
+            "reason": unparked if parks else f"its residency is restart_only{_because(row)}",
         },
         {"action": "delete", "allowed": not live, "reason": "it is not stopped; use --stop" if live else None},
     ]

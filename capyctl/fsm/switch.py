@@ -525,6 +525,8 @@ def ended(state: State, event: Event) -> State:
 
 
 RESTARTED = "the controller restarted"
+ASK_AGAIN = "; ask again later"
+"""How a reason ends that clients are told, who may try again; an operator's start does that by itself."""
 
 
 def _failed(state: State, event: Event, code: str, reason: str) -> State:
@@ -535,7 +537,7 @@ def _drain_failure(state: State) -> tuple[str, str]:
     """Without names: clients read this, and a key may not know the other models."""
     busy = sum(not victim.drained for victim in _left(state.victims))
     who = "the model in its way was" if busy == 1 else f"{busy} models in its way were"
-    return "unavailable", f"{who} still answering after {state.drain_limit_ms / 1000:g} s; ask again later"
+    return "unavailable", f"{who} still answering after {state.drain_limit_ms / 1000:g} s{ASK_AGAIN}"
 
 
 # --- emits ----------------------------------------------------------------------------------------

@@ -521,13 +521,35 @@ def test_decision_17_waiting_for_memory_has_its_own_end_and_the_bound_of_a_start
     assert launches[0].deadline_ms == here.now + 120_000
 
 
+def test_a_start_that_evicts_nobody_says_again_who_is_in_its_way_once_a_switch_for_a_client_came_to_nothing() -> None:
+    here, (a, b) = world(*named("a", "b"))
+    here.start(a)
+    here.run(20_000)
+    here.ask("a", answer_ms=60_000)  # longer than a drain is waited for
+    here.run(1_000)
+    client = here.ask("b")
+    here.run(1_000)
+    key = here.start(b)
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "unavailable"
+    here.run(1_000)
+    waits = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
+    view = views.deployment(here.world, b, Millis(here.now))
+    assert view is not None
+    assert waits.waiting_code == "insufficient_resources"
+    assert "charged to a (6.0 GiB)" in waits.waiting_reason
+    assert view["waiting"] == waits.waiting_reason
+
+
 def test_a_stop_is_lifted_by_an_operators_start_alone() -> None:
     here, (a,) = world(BIG)
+    answers = heard(here, o.Answer)
     here.start(a)
     here.run(20_000)
     here.stop(a)
     here.run(20_000)
     assert here.ask("a").told == "deployment_stopped"
+    assert answers[-1].message == "an operator stopped a. Try: capyctl start deployment a"
     here.crash()
     here.run(5_000)
     assert here.ask("a").told == "deployment_stopped"

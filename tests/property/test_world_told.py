@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from test_world_stories import BIG, named, world
 from world import Shell
@@ -110,3 +112,18 @@ def test_a_request_at_a_path_of_the_other_kind_reads_every_path_that_its_model_i
             "/v1/messages, /v1/embeddings and /v1/rerank",
         )
     ]
+
+
+def test_what_a_command_may_not_do_now_is_said_with_its_reason() -> None:
+    here, (a,) = world(DEEP)
+    assert actions(here, a)["park"] == (False, "none of its instances is ready")
+    assert actions(here, a)["start"] == (True, None)
+    here.start(a)
+    here.run(20_000)
+    assert actions(here, a)["start"] == (False, "every instance of it is ready")
+    assert actions(here, a)["park"] == (True, None)
+
+
+def actions(here: Shell, identity: DeploymentId) -> dict[str, tuple[bool, str | None]]:
+    rows: Any = view(here, identity)["supported_actions"]
+    return {row["action"]: (row["allowed"], row["reason"]) for row in rows}
