@@ -300,7 +300,7 @@ def until_accepted(
                     with spinner(f"Downloading {name}") as change:
                         checkpoint = watch_download(management, seen, change, download_ends)["checkpoint"]
                     if checkpoint.get("code") and checkpoint.get("state") != "measuring":
-                        raise made(str(checkpoint["code"]), f"{name}: {checkpoint['reason']}", 409) from None
+                        raise made(str(checkpoint["code"]), naming(name, str(checkpoint["reason"])), 409) from None
                     continue
             text, limit_s = waits[refusal.code]
             if refusal.code not in began:
@@ -329,4 +329,9 @@ def check_succeeded(operation: dict[str, Any], name: str) -> None:
     reason = first_line(said)
     if "\n" in said:  # the engine's last lines, which are no part of a message
         reason += f"; `capyctl status deployment {name}` has its last lines"
-    raise made(code, reason if reason.startswith(f"{name} ") else f"{name}: {reason}", 503)
+    raise made(code, naming(name, reason), 503)
+
+
+def naming(name: str, reason: str) -> str:
+    """A reason that says once which deployment it is about."""
+    return reason if reason.startswith((f"{name} ", f"{name}:", f"{name}/")) else f"{name}: {reason}"

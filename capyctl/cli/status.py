@@ -31,6 +31,9 @@ from capyctl.units import gib, seconds
 PHASES = {"cold": "start", "ready": "ready", "parking": "parking", "parked": "parked", "wake": "wake"}
 """A phase of the ledger and its word in status."""
 
+LEAVING = ("starting", "waking", "draining", "parking", "stopping")
+"""States of an instance that is to end and has not: it may still answer."""
+
 LAST_WORDS = 8
 """Lines of a failed engine's log that `status` shows; `--json` has them all, and the log file is whole."""
 
@@ -130,9 +133,11 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
         lines["Running"] = str(facts["running_limited"]).removeprefix("Running ")
     if view.get("parsers"):
         lines["Parsers"] = parser_line(view["parsers"])
-    stopped = [_stopped(row["stopped"]) for row in view.get("instances", ()) if row.get("stopped")]
-    if stopped:
-        lines["Stopped"] = "\n".join(dict.fromkeys(stopped))
+    ends: dict[str, list[str]] = {}
+    for row in view.get("instances", ()):
+        if row.get("stopped"):
+            ends.setdefault(_how_far(row), []).append(_stopped(row["stopped"]))
+    lines |= {word: "\n".join(dict.fromkeys(why)) for word, why in ends.items()}
     parked = [text for row in view.get("instances", ()) for text in (*_sleeps(row), *_growth(row))]
     if parked:
         lines["Parked"] = "\n".join(parked)
@@ -240,6 +245,13 @@ def _growth(row: Mapping[str, Any]) -> list[str]:
     if (row.get("stopped") or {}).get("kind") == "growth":
         return [f"instance {row.get('index')}: its copy outgrew the bound, so it was stopped instead"]
     return []
+
+
+def _how_far(row: Mapping[str, Any]) -> str:
+    """The word for an instance that was told to end: what still drains gives way, and is not stopped yet."""
+    if row.get("observed_state") not in LEAVING:
+        return "Stopped"
+    return "Gives way" if row["stopped"].get("for") else "Stopping"
 
 
 def _stopped(stopped: Mapping[str, Any]) -> str:

@@ -216,6 +216,25 @@ def test_a_victim_without_room_to_park_and_a_model_that_parks_say_so(shell: Shel
     assert "Parking uses control routes of the engine, on loopback" in out
 
 
+@pytest.mark.parametrize(("wanted_by", "line"), [("chat", "Gives way   for chat"), (None, "Stopping   pressure")])
+def test_a_model_that_still_answers_is_not_called_stopped(
+    shell: Shell, role: FakeRole, wanted_by: str | None, line: str
+) -> None:
+    row = role.add("writer")["instances"][0]
+    row |= {"observed_state": "draining", "stopped": {"kind": "pressure", "for": wanted_by, "switch_id": None}}
+    out = shell("status", "deployment", "writer").out
+    assert f"  {line}\n" in out
+    assert "Stopped " not in out
+
+
+def test_a_reason_that_names_its_deployment_is_not_named_twice(shell: Shell, role: FakeRole) -> None:
+    role.add("writer")
+    told(role, state="failed", error_code="insufficient_resources", reason="writer: instances: is 40, and h1 holds 2")
+    done = shell("start", "deployment", "writer", "--wait")
+    assert "writer: instances: is 40" in done.err
+    assert "writer: writer:" not in done.err
+
+
 def test_eviction_lists_its_victims(shell: Shell, role: FakeRole) -> None:
     writer = role.add("writer")
     original = role.accept
