@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import attrs
@@ -24,6 +26,7 @@ from capyctl.documents.scalars import EnvName, EnvValue, parse_env_name, parse_e
 from capyctl.errors import CapyError, Refusal
 
 HUB: Final = "https://huggingface.co"
+HUB_SETTING: Final = "host.model_sources.huggingface_endpoint"
 
 
 def model(
@@ -49,7 +52,7 @@ def model(
     timeout = lifecycle.stated_duration(initialize_timeout, "--initialize-timeout")
     document = read_document(file)
     api = lifecycle.management(common, request_id)  # before a Hub is asked: without a role nobody needs to wait for it
-    deployment = settle(document, file, hf_endpoint, engine_env or [])
+    deployment = settle(document, file, hf_endpoint, engine_env or [], hub_of_role=partial(hub_of, api))
     config = strict.unstructure(deployment.completed())
     current = None if expected is None else api.deployment(deployment.name)
     lifecycle.announce(api)
@@ -108,15 +111,28 @@ def read_document(file: str) -> Deployment:
     return parse_deployment(owned.read_regular(file, reader.BYTES_MAX), file, by_client=True)
 
 
-def settle(deployment: Deployment, source: str, hf_endpoint: str | None, engine_env: list[str]) -> Deployment:
-    """The document with what only the CLI can say: `~/` expanded, `hf:` pinned, `--engine-env` added."""
+def settle(
+    deployment: Deployment,
+    source: str,
+    hf_endpoint: str | None,
+    engine_env: list[str],
+    *,
+    hub_of_role: Callable[[], str] = lambda: HUB,
+) -> Deployment:
+    """The document with what only the CLI can say: `~/` expanded, `hf:` pinned, `--engine-env` added.
+
+    Args:
+      hub_of_role: where a Hub is asked when neither the command nor its environment says so.
+    """
     deployment = with_env(deployment, engine_env, os.environ.get("CAPYCTL_ENGINE_ENV", ""))
     found = deployment.with_home(places.home_of(os.environ)).model
     if any(isinstance(source_, HuggingFace) and not source_.pinned for source_ in found.sources):
+        stated = hf_endpoint or os.environ.get("CAPYCTL_HF_ENDPOINT") or os.environ.get("HF_ENDPOINT")
+        hub = stated or hub_of_role()
         found = attrs.evolve(
             found,
-            source=_pinned(found.source, hf_endpoint),
-            draft=None if found.draft is None else _pinned(found.draft, hf_endpoint),
+            source=_pinned(found.source, hub),
+            draft=None if found.draft is None else _pinned(found.draft, hub),
         )
     return attrs.evolve(deployment, model=found).settled(source)
 
@@ -147,13 +163,18 @@ def with_env(deployment: Deployment, flags: list[str], variable: str) -> Deploym
     return attrs.evolve(deployment, engine_config=config)
 
 
-def _pinned(source: Any, endpoint: str | None) -> Any:
+def hub_of(api: Management) -> str:
+    """The Hub that the role downloads from, so that what it is to fetch is pinned where it will be fetched."""
+    rows = api.get("/config/effective").get("settings") or ()
+    return next((str(row["value"]) for row in rows if row.get("setting") == HUB_SETTING and row.get("value")), HUB)
+
+
+def _pinned(source: Any, hub: str) -> Any:
     """A Hub reference at its present commit; other sources as they are. Asks the Hub."""
     if not isinstance(source, HuggingFace) or source.pinned:
         return source
     from capyctl.downloads import pin, tokens
 
-    hub = endpoint or os.environ.get("CAPYCTL_HF_ENDPOINT") or os.environ.get("HF_ENDPOINT") or HUB
     try:
         hub = parse_https(hub)
     except ValueError as wrong:

@@ -7,10 +7,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from capyctl.cli.deploy import model, read_document, settle
+from capyctl.cli.deploy import HUB, HUB_SETTING, hub_of, model, read_document, settle
 from capyctl.documents.model_source import HuggingFace
 from capyctl.downloads.part import Patience
 from capyctl.downloads.pin import commit_of
@@ -96,6 +97,35 @@ def test_a_document_is_pinned_by_the_client(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         settled = settle(read_document(str(document)), str(document), None, [])
     assert settled.model.source == HuggingFace(repo=REPO, revision=COMMIT)
+
+
+def test_where_nothing_else_is_said_a_document_is_pinned_at_the_hub_of_its_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    document = tmp_path / "m.yaml"
+    document.write_text(f"name: m\nengine: vllm\nmodel: {{hf: {REPO}@v2}}\n")
+    for name in ("CAPYCTL_HF_ENDPOINT", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    with running({REPO: {"config.json": b"{}"}}) as hub, running({}) as other:
+        api: Any = Role([{"setting": HUB_SETTING, "value": hub.endpoint, "source": "flag"}])
+        settled = settle(read_document(str(document)), str(document), None, [], hub_of_role=lambda: hub_of(api))
+        assert settled.model.source == HuggingFace(repo=REPO, revision=COMMIT)
+        with pytest.raises(CapyError, match="cannot be pinned"):
+            settle(read_document(str(document)), str(document), other.endpoint, [], hub_of_role=lambda: hub_of(api))
+        assert other.seen, "what the command says goes before"
+    nobody: Any = Role([])
+    assert hub_of(nobody) == HUB
+
+
+class Role:
+    """A role of which the settings are asked."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def get(self, path: str) -> dict[str, Any]:
+        assert path == "/config/effective"
+        return {"settings": self.rows}
 
 
 def test_without_a_role_no_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
