@@ -51,7 +51,7 @@ def show(
         listed = [{"path": row.path, "value": row.value, "source": row.source} for row in rows]
         emit_json({"role": chosen, "document": document, "settings": listed})
         return
-    say(f"{chosen} (document {document})")
+    say(f"{chosen} (document {document}{'' if os.path.exists(document) else ', not written yet'})")
     listed_rows = [TITLES, *((row.path, row.text, row.source) for row in rows)]
     if not sys.stdout.isatty():
         table(TITLES, listed_rows[1:])
@@ -78,7 +78,10 @@ def fitted(rows: Sequence[tuple[str, str, str]], columns: int) -> list[str]:
 
 
 def _role(stated: str | None, explicit: str | None, where: places.Places) -> places.Role:
-    """The role whose settings are meant: as stated, the document's kind, the one role here, else standalone."""
+    """The role whose settings are meant: as stated, the document's kind, standalone where it is or is alone to be.
+
+    A document that `init` wrote beside a standalone role belongs to no role that this release runs.
+    """
     if stated is not None and stated not in places.ROLES:
         raise Refusal("invalid_config", f"--role {stated}: expected server, host or standalone")
     if explicit is not None:
@@ -90,9 +93,11 @@ def _role(stated: str | None, explicit: str | None, where: places.Places) -> pla
     for role in places.ROLES:
         if role == stated:
             return role
+    if "standalone" in known or not known:
+        return "standalone"
     if len(known) > 1:
         raise Refusal(
             "invalid_config",
             f"{' and '.join(known)} share {where.root}; choose with --role {' or --role '.join(known)}",
         )
-    return known[0] if known else "standalone"
+    return known[0]

@@ -12,7 +12,7 @@ import attrs
 
 from capyctl.documents import places
 from capyctl.documents.places import Places, Role
-from capyctl.errors import Refusal
+from capyctl.errors import Failure, Refusal
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +29,8 @@ class Target:
 def find(config: str | None, state_dir: str | None, environ: Mapping[str, str], cwd: str) -> Target:
     """The role that client commands talk to.
 
-    Raises: Refusal: no role ever, a host machine, two roles, or credentials that are not to be read.
+    Raises: Failure `unavailable` when no role has ever run there; Refusal: a host machine, two roles, or credentials
+    that are not to be read.
     """
     explicit = places.explicit_document(config, environ, cwd)
     root = places.stated_state_root(state_dir, environ, cwd)
@@ -40,17 +41,17 @@ def find(config: str | None, state_dir: str | None, environ: Mapping[str, str], 
             root = places.absolute(own, os.path.dirname(explicit[0]))
     where = Places(root or places.default_state_root(environ))
     role = _role(where, stated_kind)
-    token = _token(where, role)
-    address = environ.get("CAPYCTL_MANAGEMENT_ADDR") or places.read_line(where.management_address)
-    if not address:
-        if document is None and os.path.isfile(where.document(role)):
-            document, _ = _read(where.document(role))
-        address = _stated_address(document, role) or places.DEFAULT_MANAGEMENT
     start = f"capyctl start {role}"
     if explicit is not None:
         start += f" --config {explicit[0]}"
     elif root is not None and root != places.default_state_root(environ):
         start += f" --state-dir {root}"
+    token = _token(where, role, start)
+    address = environ.get("CAPYCTL_MANAGEMENT_ADDR") or places.read_line(where.management_address)
+    if not address:
+        if document is None and os.path.isfile(where.document(role)):
+            document, _ = _read(where.document(role))
+        address = _stated_address(document, role) or places.DEFAULT_MANAGEMENT
     return Target(role=role, address=address, token=token, places=where, start=start)
 
 
@@ -63,23 +64,26 @@ def _role(where: Places, stated: Role | None) -> Role:
         )
     if stated is not None:
         return stated
-    clients = [role for role in known if role != "host"]
+    served = os.path.lexists(where.below("identity", "server-credentials.json"))  # else `init` wrote its document
+    clients = [role for role in known if role == "standalone" or (role == "server" and served)]
     if not clients:
-        raise Refusal(
-            "invalid_config", f"no role has run with the state root {where.root}; start one: `capyctl start standalone`"
-        )
+        return "standalone"  # the one that can be started; that it never ran is said where its token is missed
     if len(clients) > 1:
         named = " or ".join(f"--config {where.document(role)}" for role in clients)
         raise Refusal("invalid_config", f"a server and a standalone role share {where.root}; choose with {named}")
     return clients[0]
 
 
-def _token(where: Places, role: Role) -> str:
+def _token(where: Places, role: Role, start: str) -> str:
     try:
         if role == "server":
             return _server_token(where.below("identity", "server-credentials.json"))
         return places.read_credentials(where.credentials).admin_token
     except FileNotFoundError:
+        if not os.path.isdir(where.server):  # the first start makes it
+            raise Failure(
+                "unavailable", f"no role has run with the state directory {where.root}; start it with `{start}`"
+            ) from None
         raise Refusal(
             "unauthorized", f"there are no credentials below {where.identity}; start the role, or name its --state-dir"
         ) from None
