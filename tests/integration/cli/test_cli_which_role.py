@@ -43,7 +43,7 @@ def test_settings_are_those_of_the_standalone_role_beside_other_documents(shell:
     shown = shell("config", "show", "--json")
     assert json.loads(shown.out)["role"] == "standalone"
     assert json.loads(shell("config", "show", "--role", "host", "--json").out)["role"] == "host"
-    assert shell("status").status == 0
+    assert shell("list", "deployments").status == 0
 
 
 def test_a_document_that_is_not_there_yet_is_called_so(shell: Shell) -> None:
