@@ -21,7 +21,7 @@ import attrs
 from capyctl.engines.environment import SYSTEM_PATH
 from capyctl.engines.installations import Found
 from capyctl.engines.llamacpp.render import BINARY, program
-from capyctl.engines.python.installation import site_packages
+from capyctl.engines.python.installation import interpreter, site_packages
 from capyctl.engines.run_once import run_once
 from capyctl.errors import Refusal
 
@@ -51,7 +51,7 @@ class Version:
 
 
 def find(path: Path) -> Found | None:
-    """The installation that `path` names: a binary, its directory, an environment or its interpreter.
+    """The installation that `path` names: a binary, its directory, an environment, its `bin` or its interpreter.
 
     Paths are taken as they are written: an environment's `python` is a link, and stays one.
     Raises: Refusal `engine_unsupported` for a binary that is a symbolic link, naming its target.
@@ -62,7 +62,8 @@ def find(path: Path) -> Found | None:
         for binary in (path / BINARY, path / "bin" / BINARY):
             if os.path.lexists(binary) and not binary.is_dir():
                 return _binary(binary)
-        return _environment(path)
+        is_bin = path.name == "bin" and interpreter(path.parent) is not None
+        return _environment(path.parent if is_bin else path)
     if path.name.startswith("python") and path.parent.name == "bin":
         return _environment(path.parent.parent)
     return None
@@ -102,8 +103,8 @@ def _library_places(binary: Path) -> list[Path]:
 
 
 def _environment(prefix: Path) -> Found | None:
-    interpreter = next((p for p in (prefix / "bin" / "python", prefix / "bin" / "python3") if p.exists()), None)
-    if interpreter is None:
+    python = next((p for p in (prefix / "bin" / "python", prefix / "bin" / "python3") if p.exists()), None)
+    if python is None:
         return None
     for packages in site_packages(prefix):
         try:
@@ -113,7 +114,7 @@ def _environment(prefix: Path) -> Found | None:
         for name in names:
             match = _DIST_INFO.match(name)
             if match is not None and (packages / WHEEL / "__init__.py").is_file():
-                return Found(executable=interpreter, version=match["version"], place=prefix)
+                return Found(executable=python, version=match["version"], place=prefix)
     return None
 
 

@@ -69,11 +69,11 @@ def engines_file(tmp_path: Path) -> Path:
 # --- locating --------------------------------------------------------------------------------------
 
 
-def test_a_binary_its_directory_an_environment_and_its_interpreter_are_found(tmp_path: Path) -> None:
+def test_a_binary_its_directory_an_environment_its_bin_and_its_interpreter_are_found(tmp_path: Path) -> None:
     path = binary(tmp_path / "bin")
     for given in (path, tmp_path / "bin", tmp_path):
         assert locate(given)[1].executable == path
-    for given in (ENVIRONMENT, Path(PYTHON), ENVIRONMENT / "bin" / "python3"):
+    for given in (ENVIRONMENT, ENVIRONMENT / "bin", Path(PYTHON), ENVIRONMENT / "bin" / "python3"):
         found = locate(given)[1]
         assert found.executable == Path(PYTHON)
         assert re.fullmatch(r"\d{4}\.\d+\.\d+", found.version)
