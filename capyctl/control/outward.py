@@ -22,6 +22,10 @@ _IS: Final = r"([\"']?(?:\s*[:=]\s*|\s+))"
 _LIST: Final = r"[\[({]\d+(?:, ?\d+)*[\])}]"
 # An address ends where a sentence may go on; what an endpoint is called by clients is no place of the machine.
 _RULES: Final = (
+    (
+        re.compile(r"(?<= is not there\.) Did you mean \"[^\"]{1,4096}\"\?"),
+        "",
+    ),  # what else lies there is the operator's
     (re.compile(r"(?i)\bfile://[^\s'\"<>)\]},;]+"), "<path>"),
     (re.compile(r"(?i)\b[a-z][a-z0-9+.-]{0,15}://[^\s'\"<>)\]},;]+"), "<address>"),
     (re.compile(r"\bFile ([\"'])[^\"']*\1, line \d+(?:, in [\w<>.]+)?:? ?"), ""),

@@ -30,6 +30,16 @@ from capyctl.control import outward
             "the engine exited with status 1: failed to load model, '/home/ada/m.gguf':\n0.3 I slot\n0.4 E exiting",
             "the engine exited with status 1: failed to load model, '<path>'",
         ),
+        (
+            'the model directory /srv/models/qwem is not there. Did you mean "qwen"?',
+            "the model directory <path> is not there.",
+        ),
+        (
+            "the model directory /srv/m/q.gguf is not a directory. Name the directory that holds it, model: /srv/m, "
+            "and in engine_config.llamacpp.gguf_file: q.gguf",
+            "the model directory <path> is not a directory. Name the directory that holds it, model: <path>, and "
+            "in engine_config.llamacpp.gguf_file: q.gguf",
+        ),
         ("listening on http://127.0.0.1:8100 now", "listening on <address> now"),
         ("bound to [::1]:8100 and localhost:9", "bound to <address> and <address>"),
         ("another program took port 8103; it exited", "another program took port <number>; it exited"),
