@@ -17,8 +17,11 @@ import trio
 
 from capyctl import ulid
 from capyctl.checkpoints.digest import StatCache
+from capyctl.checkpoints.directory import resolve_model
 from capyctl.checkpoints.store import CheckpointStore
+from capyctl.control.spec import Spec
 from capyctl.documents import places
+from capyctl.documents.model_source import Local
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.documents.standalone import check_release
 from capyctl.downloads.door import Door
@@ -42,9 +45,12 @@ from capyctl.host.policy import host_policy, left_out
 from capyctl.host.ports import PortLeases
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
+from capyctl.server.measuring import deployment_of
 
 IDENTITY_FILE: Final = "host.json"
 DIGESTS_FILE: Final = "digests.json"
+LOOK_S: Final = 2.0
+"""How long a deploy waits to see whether its model's directory is there."""
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
 
 
@@ -60,6 +66,21 @@ class Machine:
     registry: Registry
     ingress: Ingress
     journal: Journal
+
+
+async def look_for_model(models_root: Path, spec: Spec) -> None:
+    """Refuse a deployment on this machine whose model, or draft, is in no directory here: a slip of the pen is told to
+    who made it, before the name is taken. A file system that does not answer in time refuses nothing, measuring waits.
+
+    Raises: Refusal `invalid_root`.
+    """
+    with trio.move_on_after(LOOK_S):
+        for source in deployment_of(spec).model.sources:
+            if isinstance(source, Local):
+                try:
+                    await trio.to_thread.run_sync(resolve_model, source.path, models_root, abandon_on_cancel=True)
+                except Refusal as missing:
+                    raise Refusal(missing.code, f"{spec.name}: model: {missing.message}") from None
 
 
 def machine_name() -> str:

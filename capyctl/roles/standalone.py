@@ -48,7 +48,7 @@ from capyctl.host.journal import JOURNAL_FILE
 from capyctl.host.orphans import engines_below
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles import descriptors
-from capyctl.roles.machine import Machine, machine
+from capyctl.roles.machine import Machine, look_for_model, machine
 from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
 from capyctl.roles.reshaped import Reshaped, check_cards, check_limits
 from capyctl.roles.strays import ignore_strays
@@ -314,6 +314,7 @@ def _services(
         request_deadline_ms=Millis(settings.document.host.resource_policy.queue.request_deadline.ms),
         log_tail=log_tail,
         announce_profiles=here.agent.announce_profiles,
+        look_for_model=partial(look_for_model, Path(settings.models_dir)),
     )
 
 

@@ -237,7 +237,7 @@ def _commands(app: QuartTrio, services: Services, door: Door) -> None:
             events.DeployAsked(
                 command=command,
                 deployment=DeploymentId(ulid.fresh()),
-                spec=services.accept(_config(body)),
+                spec=await services.accept(_config(body)),
                 activate=flag(body, "activate"),
                 evict=flag(body, "evict"),
                 now_ms=services.clock(),
@@ -254,7 +254,7 @@ def _commands(app: QuartTrio, services: Services, door: Door) -> None:
             events.DeployAsked(
                 command=command,
                 deployment=DeploymentId(identity),
-                spec=services.accept(_config(body)),
+                spec=await services.accept(_config(body)),
                 expected_revision=positive(body, "expected_revision"),
                 now_ms=services.clock(),
             )

@@ -84,6 +84,8 @@ class Services:
     sources: AskSources | None = None
     measuring: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
     """What is read of a deployment's files for their digest now, a row per host."""
+    look_for_model: Callable[[Spec], Awaitable[None]] | None = None
+    """Looks whether the model's directories are there, where its host is this machine. Raises: Refusal."""
     facts: RoleFacts | None = None
 
     # --- commands --------------------------------------------------------------------------------
@@ -106,9 +108,12 @@ class Services:
             )
         return known.receipt
 
-    def accept(self, config: Mapping[str, Any]) -> Spec:
-        """A deployment document as a Spec. Raises: Refusal."""
-        return deploy.accept(config, self.registry, self.allowed, self.request_deadline_ms)
+    async def accept(self, config: Mapping[str, Any]) -> Spec:
+        """A deployment document as a Spec, its directories seen where they can be. Raises: Refusal."""
+        spec = deploy.accept(config, self.registry, self.allowed, self.request_deadline_ms)
+        if self.look_for_model is not None:
+            await self.look_for_model(spec)
+        return spec
 
     async def drain_all(self, command: events.Command) -> orders.Receipt:
         """Stop every engine of this machine with proof. Its deployments start again on request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from capyctl import clock as clocks
 from capyctl.control.records import RECORDS
 from capyctl.control.world import World
 from capyctl.errors import Refusal
+from capyctl.roles.machine import look_for_model
 from capyctl.router.desk import Arrival
 from capyctl.server import listener
 from capyctl.server.store import Store
@@ -372,6 +374,15 @@ async def test_a_checkpoint_that_cannot_be_measured_is_said_in_the_view_and_refu
         status, answer = await here.act(view, "start")
         assert status in (400, 409)
         assert answer["error"]["code"] in ("invalid_root", "checkpoint_unusable")
+
+
+async def test_a_model_that_is_in_no_directory_of_this_machine_is_refused_before_anything_is_created(tmp_path):
+    async with role(tmp_path / "server") as here:
+        here.services.look_for_model = partial(look_for_model, tmp_path)
+        status, answer = await here.ask("POST", "/deployments", {"config": {**CONFIG, "model": "notes"}})
+        assert (status, answer["error"]["code"]) == (409, "invalid_root")
+        assert answer["error"]["message"] == f"notes: model: the model directory {tmp_path}/notes is not there"
+        assert here.services.deployments() == []
 
 
 async def test_a_failed_start_is_told_by_its_operation_and_its_instance(tmp_path):
