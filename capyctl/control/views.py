@@ -192,7 +192,7 @@ def _checkpoint(row: DeploymentRow) -> Json:
     return {
         "state": gate.value,
         "digest": row.digest,
-        "weight_bytes": row.weight_bytes if row.digest else None,
+        "weight_bytes": str(row.weight_bytes) if row.digest else None,  # as `facts` have it
         "code": row.state.gate_code,
         "reason": row.state.gate_reason or None,
     }
