@@ -151,6 +151,11 @@ def context_note(facts: Mapping[str, str]) -> str:
     return f"; {warning}" + (f", so inputs end at {longest}" if longest else "")
 
 
+def plain(text: str) -> str:
+    """No control character: what a stranger wrote into a document or a file's name moves no cursor."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 def print_error(error: CapyError, *, as_json: bool) -> None:
     """`error [code]: message` on stderr, or a JSON object with the same facts."""
     if as_json:
@@ -159,7 +164,7 @@ def print_error(error: CapyError, *, as_json: bool) -> None:
             fact["details"] = error.details
         note(json.dumps(fact, ensure_ascii=False))
     else:
-        note(f"error [{error.code}]: {' '.join(error.message.split())}")
+        note(f"error [{error.code}]: {plain(' '.join(error.message.split()))}")
 
 
 PLAIN: Final = Common()

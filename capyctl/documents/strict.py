@@ -35,6 +35,9 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 
+NAME_CHARS: Final = 64  # no field's name is longer
+
+
 class Wrong(Exception):
     """A field at `path` that may not be what it is. `code` is on the closed list."""
 
@@ -50,10 +53,14 @@ class Wrong(Exception):
 
 
 def dotted(path: Path) -> str:
-    """`engine_config.extra_args[2]`."""
+    """`engine_config.extra_args[2]`; a field that somebody called something long or unprintable is quoted."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if part.isprintable() and len(part) <= NAME_CHARS else shown(part)
+            text += f".{name}" if text else name
     return text
 
 

@@ -308,6 +308,18 @@ def test_a_misspelt_field_anywhere_is_named(document: dict[str, Any], data: st.D
     assert "zzz_unknown: is not a field here" in refused.value.message
 
 
+@pytest.mark.parametrize("name", ["\x1b[31mred\nerror [internal]: no", "\u202etxt.exe", "\x9b2J", "a" * 3000])
+@pytest.mark.parametrize("inside", [None, "placement", "engine_config"])
+def test_a_field_that_somebody_called_something_unprintable_or_long_is_quoted(inside: str | None, name: str) -> None:
+    document: dict[str, Any] = {"name": "m", "engine": "vllm", "model": "m"}
+    (document if inside is None else document.setdefault(inside, {}))[name] = 1
+    for given_as in (document, json.dumps(document)):
+        with pytest.raises(CapyError) as refused:
+            parse_deployment(given_as, "x")
+        assert refused.value.message.isprintable()
+        assert len(refused.value.message) < 500
+
+
 HOSTILE = (None, True, 0, -1, 3.7, "", "x", "5", [], ["a"], {}, {"a": 1}, 10**18, math.pi, "0x10", "\u202e")
 
 
