@@ -5,13 +5,14 @@ Commands are named by import path: asking for one imports that one. Source: cli 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from capyctl.cli.output import INTERRUPTED, PLAIN, Common, note, print_error
 from capyctl.errors import CapyError, Failure, Refusal
@@ -67,6 +68,13 @@ _ACTIONS: Final = {
     "prune": "Remove what nobody uses.",
     "engine": "Register engine installations.",
 }
+OTHERWISE: Final[dict[tuple[str, ...], str]] = {
+    ("stop", "standalone"): "a role ends with Ctrl-C or SIGTERM, and its engines run on; "
+    "to stop every engine: `capyctl drain standalone`",
+    ("init", "standalone"): "`capyctl start standalone` writes its own document when it starts for the first time",
+    ("status", "standalone"): "`capyctl status` shows the role",
+}
+"""What does the work of a command that does not exist."""
 
 
 def build() -> App:
@@ -119,7 +127,8 @@ def run(words: Sequence[str]) -> int:
             note(f"Usage: {_usage(app, words)}")
         return 2
     except CycloptsError as error:
-        print_error(Refusal("invalid_config", str(error)), as_json=as_json)
+        said = _missing(app, words, error) if isinstance(error, MissingArgumentError) else str(error)
+        print_error(Refusal("invalid_config", said), as_json=as_json)
         if not as_json:
             note(f"Usage: {_usage(app, words)}")
         return 2
@@ -149,7 +158,9 @@ def _dispatch(app: App, words: list[str]) -> int:
     chain, apps, rest = app.parse_commands(words)
     if not helping and apps[-1].default_command is None:
         resources = ", ".join(sorted(name for name in apps[-1] if not name.startswith("-")))
-        what = f"Unknown command {rest[0]!r} after" if rest else "A word is missing after"
+        what = "A word is missing after"
+        if rest:
+            what = f"Unknown {'option' if rest[0].startswith('-') else 'command'} {rest[0]!r} after"
         meant = _meant([*chain, *rest])
         raise CycloptsError(msg=f"{what} {' '.join(('capyctl', *chain))!r}: {meant or f'expected one of {resources}.'}")
     result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -157,9 +168,11 @@ def _dispatch(app: App, words: list[str]) -> int:
 
 
 def _meant(words: Sequence[str]) -> str:
-    """`did you mean `capyctl deploy`?`, empty when nothing comes near."""
+    """`did you mean `capyctl deploy`?` or what does it instead, empty when nothing comes near."""
     from capyctl.cli import nearest
 
+    if otherwise := OTHERWISE.get(tuple(words[:2])):
+        return otherwise
     known: dict[str, list[str]] = {}
     for action, resource, _, _ in COMMANDS:
         known.setdefault(action, []).extend([resource] if resource else [])
@@ -176,13 +189,30 @@ def _unused(app: App, words: Sequence[str], error: UnusedCliTokensError) -> str:
     return f"`{' '.join(('capyctl', *chain))}` takes no {more!r}{f'; {meant}' if meant else ''}"
 
 
+def _missing(app: App, words: Sequence[str], error: MissingArgumentError) -> str:
+    """One line for a name that is not given, or an option that ends the line."""
+    chain, _, _ = app.parse_commands(list(words))
+    name = error.argument.name if error.argument is not None else ""
+    command = f"`{' '.join(('capyctl', *chain))}`"
+    return f"{command}: {name} needs a value" if name.startswith("-") else f"{command} needs <{name.lower()}>"
+
+
+def _positional(command: Callable[..., object]) -> Iterator[str]:
+    """`<name>`, `[<file>]`, `<names>...`: the words of a command that are no options."""
+    for name, parameter in inspect.signature(command).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            yield f"<{name}>..."
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            yield f"<{name}>" if parameter.default is parameter.empty else f"[<{name}>]"
+
+
 def _usage(app: App, words: Sequence[str]) -> str:
-    """`capyctl start deployment …`: as far as the words name a command."""
+    """`capyctl start deployment <name> …`: as far as the words name a command."""
     chain, apps, _ = app.parse_commands(list(words))
     form = " ".join(("capyctl", *chain))
     if apps[-1].default_command is None:
         return f"{form} <{'|'.join(name for name in apps[-1] if not name.startswith('-'))}> [options]"
-    return f"{form} [options]; `{form} --help` lists them"
+    return f"{' '.join((form, *_positional(apps[-1].default_command)))} [options]; `{form} --help` lists them"
 
 
 def _asked_for_json(words: Sequence[str]) -> bool:

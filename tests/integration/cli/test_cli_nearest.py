@@ -50,6 +50,28 @@ def test_what_resembles_nothing_lists_what_there_is_and_what_is_too_much_is_name
     assert json.loads(shell("status", "chat", "--json").err)["message"].endswith("status deployment chat`?")
 
 
+@pytest.mark.parametrize(
+    ("words", "line", "usage"),
+    [
+        ("stop standalone", "to stop every engine: `capyctl drain standalone`", "stop <deployment>"),
+        ("init standalone", "`capyctl start standalone` writes its own document", "init <server|host>"),
+        ("status standalone", "`capyctl status` shows the role", "status"),
+        ("status deployment", "`capyctl status deployment` needs <name>", "status deployment <name>"),
+        ("start deployment --wait", "`capyctl start deployment` needs <name>", "start deployment <name>"),
+        ("engine flags", "`capyctl engine flags` needs <family>", "engine flags <family>"),
+        ("list hosts --config", "`capyctl list hosts`: --config needs a value", "list hosts"),
+        ("deploy model a b", "`capyctl deploy model` takes no 'b'", "deploy model [<path>]"),
+        ("--bogus", "Unknown option '--bogus' after 'capyctl'", "<init|"),
+    ],
+)
+def test_what_a_command_lacks_and_what_does_its_work_are_said(shell: Shell, words: str, line: str, usage: str) -> None:
+    done = shell(*words.split())
+    first, second = done.err.splitlines()
+    assert (done.status, done.out) == (2, "")
+    assert line in first
+    assert second.startswith(f"Usage: capyctl {usage}")
+
+
 def test_help_shows_the_form_of_a_setting(shell: Shell) -> None:
     for words in (("start", "standalone"), ("validate", "config"), ("config", "show")):
         done = shell(*words, "--help")
