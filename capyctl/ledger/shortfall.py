@@ -14,7 +14,7 @@ import attrs
 
 from capyctl.errors import CODES, check
 from capyctl.fsm.types import Bytes, Device, Domain, HostId
-from capyctl.units import gib
+from capyctl.units import gib, larger
 
 Names = Mapping[str, str]
 """Owner key -> the name that people gave it; an owner that is missing is shown by its key."""
@@ -45,6 +45,7 @@ class Shortfall:
     unbacked_bytes: Bytes | None = None  # charged to others and not resident yet
     evictable_bytes: Bytes | None = None  # what the possible victims hold; set by eviction planning
     evicted: bool = False  # the figures are what would be with them gone
+    stay: tuple[tuple[str, str], ...] = ()  # owners that hold of it and are not asked to give way, with why
     others: tuple[tuple[str, Bytes], ...] = ()
     count: int | None = None
     count_max: int | None = None
@@ -77,7 +78,8 @@ class Shortfall:
         text = _WORDS.get(self.check, _reason)(self, names or {})
         if self.evictable_bytes is not None:
             amount = gib(self.evictable_bytes)
-            text += f" That is with {amount} evicted." if self.evicted else f" {amount} could be evicted."
+            stay = _staying(self.stay, names or {})
+            text += f" That is with {amount} evicted." if self.evicted else f" {amount} could be evicted{stay}."
         return text
 
     def details(self) -> dict[str, Any]:  # Any: plain JSON values of several types
@@ -100,6 +102,8 @@ class Shortfall:
             "count_max": self.count_max,
         }
         details = {name: figure for name, figure in figures.items() if figure is not None}
+        if self.stay:
+            details["not_evicted"] = dict(self.stay)
         if self.others:
             details["charged"] = dict(self.others)
             details["charged_bytes"] = self.charged_bytes
@@ -135,6 +139,15 @@ def listed(others: tuple[tuple[str, Bytes], ...], names: Names) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def _staying(stay: tuple[tuple[str, str], ...], names: Names) -> str:
+    """`; llama-70b (activation: explicit) and 2 more are not asked to give way`; instances of one together."""
+    told = list(dict.fromkeys(f"{names.get(owner, owner)} ({why})" for owner, why in stay))
+    if not told:
+        return ""
+    more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+    return f"; {', '.join(told[:MOST_NAMED])}{more} {'is' if len(told) == 1 else 'are'} not asked to give way"
+
+
 def _place(short: Shortfall) -> str:
     return f"{short.domain} of {short.host_name}" if short.domain else short.host_name
 
@@ -144,6 +157,9 @@ def _amount(amount: Bytes | None) -> str:
 
 
 def _capacity(short: Shortfall, names: Names) -> str:
+    if not short.owner:  # nobody asks: it is the limit that is too low for what is charged already
+        charged, most = larger(short.needs_bytes or 0, short.limit_bytes or 0)
+        return f"{charged} on {_place(short)} is charged to {listed(short.others, names)}; at most {most} may be."
     reserved = f", {_amount(short.reserve_bytes)} reserved" if short.reserve_bytes is not None else ""
     text = f"needs {_amount(short.needs_bytes)} on {_place(short)}; "
     text += f"{_amount(short.free_bytes)} of its {_amount(short.limit_bytes)} free{reserved}"

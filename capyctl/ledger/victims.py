@@ -202,6 +202,7 @@ def _plan(
     future: Forecast, asks: Iterable[Ask], candidates: Sequence[Candidate], since_ms: Millis
 ) -> Eviction | Nowhere:
     pools = _pools(future.ledger, candidates, since_ms)
+    stay = _who_stays(future.ledger, candidates, since_ms)
     best: _Choice | None = None
     shortfalls: dict[tuple[int, int], Shortfall] = {}
     for least, place, here in _in_turn(future.ledger, asks, pools):
@@ -210,6 +211,8 @@ def _plan(
         for number, ask in enumerate(here):
             found = _on(future, ask, pools.get(ask.host, []), (place, number), best)
             if isinstance(found, Shortfall):
+                if found.evictable_bytes is not None and not found.evicted:
+                    found = attrs.evolve(found, stay=_told(future.ledger, found, stay.get(ask.host, [])))
                 shortfalls[place, number] = found
             elif found is not None:
                 best = found
@@ -249,6 +252,28 @@ def _pools(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) ->
         if held is not None and may_give_way(one, since_ms) and can_be_released(held, held.host):
             pools.setdefault(held.host, []).append((order(one, held), one))
     return {host: [one for _, one in sorted(pool, key=itemgetter(0))] for host, pool in pools.items()}
+
+
+def _who_stays(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) -> dict[HostId, list[Candidate]]:
+    """Who could be released on each host and is not asked, by policy."""
+    found: dict[HostId, list[Candidate]] = {}
+    for one in candidates:
+        held = ledger.holding(one.owner)
+        if held is not None and not may_give_way(one, since_ms) and can_be_released(held, held.host):
+            found.setdefault(held.host, []).append(one)
+    return found
+
+
+def _told(ledger: Ledger, short: Shortfall, stay: Sequence[Candidate]) -> tuple[tuple[str, str], ...]:
+    """Of those, who holds what is lacking, and why it is not asked."""
+    assert short.domain is not None  # whoever names evictable bytes names where
+    return tuple((one.owner, _why_it_stays(one)) for one in stay if ledger.held_by(one.owner).on(short.domain))
+
+
+def _why_it_stays(candidate: Candidate) -> str:
+    if candidate.warm:
+        return "lifecycle.warm"
+    return "activation: explicit" if candidate.explicit else "a request has waited for it for longer"
 
 
 def _on(

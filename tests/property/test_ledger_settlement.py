@@ -284,6 +284,7 @@ def test_limits_below_what_is_charged_are_refused_and_nothing_is_ended():  # mem
     short = set_policy(ledger, pool_host(19))
     assert isinstance(short, Shortfall)
     assert (short.code, short.domain, short.needs_bytes, short.limit_bytes) == ("insufficient_resources", POOL, 20, 19)
+    assert short.message({owner("a"): "chat"}).endswith(" is charged to chat (20 B); at most 19 B may be.")
     short = set_policy(ledger, pool_host(100, capacity=100, reserve=81))
     assert isinstance(short, Shortfall)
     after = set_policy(ledger, pool_host(20))

@@ -305,22 +305,25 @@ def test_few_evictions_win_over_old_ones():
 
 
 PROTECTED = [
-    ({"warm": True}, False),
-    ({"explicit": True}, False),
-    ({"oldest_waiter_at_ms": Millis(SINCE - 1)}, False),
-    ({"oldest_waiter_at_ms": SINCE}, True),  # decision 9: protected only by an older waiter
-    ({}, True),
+    ({"warm": True}, "lifecycle.warm"),
+    ({"explicit": True}, "activation: explicit"),
+    ({"oldest_waiter_at_ms": Millis(SINCE - 1)}, "a request has waited for it for longer"),
+    ({"oldest_waiter_at_ms": SINCE}, None),  # decision 9: protected only by an older waiter
+    ({}, None),
 ]
 
 
-@pytest.mark.parametrize(("flags", "asked"), PROTECTED)
-def test_who_is_protected(flags, asked):  # invariants 40, 46
+@pytest.mark.parametrize(("flags", "why"), PROTECTED)
+def test_who_is_protected_and_what_is_said_of_it(flags, why):  # invariants 40, 46
     ledger = ready(ledger_of(pool_host(100)), "a", plan(60, 60))
     result = evict(ledger, cold("b", plan(60, 60)), [candidate("a", **flags)])
-    assert isinstance(result, Eviction) == asked
+    assert isinstance(result, Eviction) == (why is None)
     if isinstance(result, Nowhere):
-        assert result.shortfalls[0].evictable_bytes == 0
-        assert result.message().endswith("0.0 GiB could be evicted.")
+        short = result.shortfalls[0]
+        assert short.evictable_bytes == 0
+        told = result.message({owner("a"): "chat"})
+        assert told.endswith(f" 0.0 GiB could be evicted; chat ({why}) is not asked to give way.")
+        assert short.details()["not_evicted"] == {owner("a"): why}
 
 
 def test_what_cannot_be_placed_names_what_could_be_evicted():

@@ -112,7 +112,7 @@ def test_where_nobody_may_give_way_it_is_refused_with_the_figures_and_leaves_no_
     reply, took = answered(here, key)
     assert (reply.code, reply.receipt, took < 100) == ("insufficient_resources", None, True)
     assert "needs 5.0 GiB" in reply.message
-    assert "0.0 GiB could be evicted" in reply.message
+    assert "0.0 GiB could be evicted; a (" in reply.message
     assert (here.lane(b).phase, here.lane(b).wish) == (ActivationPhase.STOPPED, None)
     assert here.lane(a).gate_open
     assert not here.world.book.switches
