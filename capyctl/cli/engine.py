@@ -68,9 +68,15 @@ def detect(
 ) -> None:
     """Find engine installations; runs nothing it finds."""
     from capyctl.engines.detect import detect as look
+    from capyctl.engines.detect import holds_one
 
     extra = [Path(places.absolute(place, os.getcwd())) for place in path or ()]
     rows = look(os.environ, extra)
+    for place in extra:
+        if not place.exists():
+            note(f"--path {place} is not there")
+        elif not holds_one(place):
+            note(f"--path {place} holds no engine")
     if common.as_json:
         emit_json(
             [
@@ -377,7 +383,9 @@ def remove(
     if common.as_json:
         emit_json({"removed": profile, "engines_file": str(holder), "revision": revision, "published": published})
     else:
-        pairs = {"Engines file": f"{holder} (revision {revision})", "Published": _published_cell(published)}
+        # `yes` is of the file as it is now: a running role has stopped offering the profile.
+        cell = "no role runs" if published == "role_not_running" else _published_cell(published)
+        pairs = {"Engines file": f"{holder} (revision {revision})", "Published": cell}
         summary(f"Removed {profile}", pairs)
     if failure is not None:
         raise failure

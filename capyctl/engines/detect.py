@@ -53,6 +53,11 @@ def detect(environ: Mapping[str, str], extra: Sequence[Path] = (), home: Path | 
     return tuple(found.values())
 
 
+def holds_one(place: Path) -> bool:
+    """Whether an installation of any family is there."""
+    return any(_look(place, family) is not None for family in FAMILIES.values())
+
+
 def _bounded(places: Iterable[Path]) -> list[Path]:
     seen: dict[str, Path] = {}
     for place in places:

@@ -85,7 +85,9 @@ def test_a_custom_engine_is_confirmed_by_a_person_and_pinned(shell: Shell, progr
     assert "HF_*" in text
     listed = json.loads(shell("engine", "list", "--json", **more).out)
     assert [(row["profile"], row["source"]) for row in listed["engines"]] == [("judge", "custom-engines.yaml")]
-    assert shell("engine", "remove", "judge", **more).out.startswith("Removed judge\n")
+    removed = shell("engine", "remove", "judge", **more).out
+    assert removed.startswith("Removed judge\n")
+    assert removed.endswith("  Published      no role runs\n")
 
 
 def test_a_manifest_is_checked_offline_like_any_document(shell: Shell, program: Path) -> None:
@@ -167,3 +169,16 @@ def test_the_roles_own_engine_is_not_removed_here(shell: Shell) -> None:
     done = shell("engine", "remove", "local-vllm")
     assert done.status == 2
     assert "start options" in done.err
+
+
+def test_a_place_that_is_looked_at_in_vain_is_said(shell: Shell) -> None:
+    (shell.home / "empty").mkdir()
+    packages = shell.home / "env" / "lib" / "python3.11" / "site-packages"
+    for directory in (packages / "vllm", packages / "vllm-0.32.0.dist-info", shell.home / "env" / "bin"):
+        directory.mkdir(parents=True)
+    (shell.home / "env" / "bin" / "python3").symlink_to(sys.executable)
+    done = shell("engine", "detect", "--path", "nowhere", "--path", "empty", "--path", "env/bin", "--path", "env")
+    assert done.status == 0
+    assert done.out.count(f"{shell.home}/env ") == 1
+    assert f"{shell.home}/env" not in done.err
+    assert f"--path {shell.home}/nowhere is not there\n--path {shell.home}/empty holds no engine\n" in done.err
