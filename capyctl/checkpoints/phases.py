@@ -197,7 +197,7 @@ def _declared_phase(
 
 
 def check_fits(
-    phases: Mapping[Phase, Allocation], provenance: Mapping[Phase, str], policy: HostPolicy, name: str
+    phases: Mapping[Phase, Allocation], provenance: Mapping[Phase, str], policy: HostPolicy, document: Deployment
 ) -> None:
     """Refuse now what no admission on this host could ever grant.
 
@@ -207,21 +207,30 @@ def check_fits(
         for domain, amount in allocation.bytes.items():
             limits = policy.domains[domain]
             most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
-            _check_host_kv(allocation, domain, policy, name)
+            _check_host_kv(allocation, domain, policy, document.name)
             if amount <= most or provenance[phase] == "whole_host":
                 continue
             card = limits.kind is DomainKind.DEVICE
-            way_out = "Lower context_length or max_concurrent_requests, or choose a smaller model"
-            if provenance[phase] == "declared":
-                way_out = "Lower what the document states of memory, or choose a smaller model"
             needs, there = larger(amount, most)
             raise Refusal(
                 "insufficient_device_memory" if card else "insufficient_resources",
-                f"{name} needs {needs} on {domain} of {policy.name} {WHILE[phase]}; "
-                f"at most {there} may be used there. {way_out}",
+                f"{document.name} needs {needs} on {domain} of {policy.name} {WHILE[phase]}; "
+                f"at most {there} may be used there. {_way_out(document)}",
                 details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
                 retryable=False,
             )
+
+
+def _way_out(document: Deployment) -> str:
+    """What of the document makes it so large: what it states, else what it may state."""
+    if document.resources is not None:
+        return "Lower what the document states in resources, or choose a smaller model"
+    engine, memory = document.engine_config, document.engine_config.memory
+    stated = [f"memory.{name}" for name in ("request", "kv_cache", "startup") if getattr(memory, name) is not None]
+    stated += [name for name in ("context_length", "max_concurrent_requests") if getattr(engine, name) is not None]
+    if stated:
+        return f"Lower {' or '.join(stated)}, or choose a smaller model"
+    return "Choose a smaller model, or state a lower context_length"
 
 
 def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, name: str) -> None:

@@ -121,7 +121,7 @@ def check_unmeasured(
         return None
     parks = document.residency is not None or (states_parking(document) and machine.has_gpu)
     phases = declared_phases(document, policy, machine, provisional if parks else Residency.RESTART_ONLY)
-    check_fits(phases, dict.fromkeys(phases, "declared"), policy, document.name)
+    check_fits(phases, dict.fromkeys(phases, "declared"), policy, document)
     return phases
 
 

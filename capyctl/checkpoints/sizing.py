@@ -72,7 +72,7 @@ def derive_plan(
             host_kv_bytes=told.cache,
         )
         phases, provenance = derived_phases(needs, machine, residency)
-    check_fits(phases, provenance, policy, document.name)
+    check_fits(phases, provenance, policy, document)
     built = bool(facts.get("kernels_built"))
     initialize, wake = limits(document, weights, request_deadline_ms, family=family, built=built)
     return Plan(

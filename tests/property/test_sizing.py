@@ -334,3 +334,17 @@ def test_a_cold_peak_above_the_limit_takes_the_whole_host() -> None:
     smaller = attrs.evolve(policy.domains[Domain("unified")], managed_bytes=Bytes(on(exact, Phase.READY) - 1))
     refusing = attrs.evolve(policy, domains={Domain("unified"): smaller})
     assert code_of(facts(4 * GIB), deployment({"memory": {"kv_cache": "4GiB"}}), refusing) == "insufficient_resources"
+
+
+@pytest.mark.parametrize(
+    ("engine_config", "way_out"),
+    [
+        ({"memory": {"kv_cache": "100GiB"}}, "Lower memory.kv_cache, or choose a smaller model"),
+        ({"memory": {"request": "100GiB"}}, "Lower memory.request, or choose a smaller model"),
+        ({}, "Choose a smaller model, or state a lower context_length"),
+    ],
+)
+def test_what_never_fits_is_told_to_lower_what_its_document_states(engine_config: dict[str, Any], way_out: str) -> None:
+    with pytest.raises(CapyError) as caught:
+        derive_plan(facts(70 * GIB), deployment(engine_config), plain())
+    assert caught.value.message.endswith(f" may be used there. {way_out}")
