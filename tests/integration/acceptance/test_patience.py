@@ -66,7 +66,12 @@ def troubled(build: Build) -> Iterator[Troubled]:
         dead.send(signal.SIGKILL)
         cut = call.rest(10)
         until(lambda: machine.instance("dead")["last_error"], 5, "the reason")
-        machine.ok("deploy", "model", "--file", machine.document("late", "later", 400))
+        later = machine.home / "models" / "not-moved-in"
+        later.mkdir()
+        later.chmod(0o777)  # there, and not to be used yet
+        machine.ok("deploy", "model", "--file", machine.document("late", "not-moved-in", 400))
+        later.rmdir()
+        until(lambda: "is not there" in machine.ask("late").json["message"], 5, "a look at it", 0.2)
         machine.deploy("argued", TINY, 400, extra_args=["--no-such-thing"], accept_extra_args=True)
         argued = machine.ask("argued")
         found = Troubled(
@@ -170,8 +175,10 @@ def test_a_model_that_was_missing_is_served_once_it_is_there(troubled: Troubled)
     refused = machine.ask("late")
     assert (refused.status, refused.json["code"]) == (409, "invalid_root"), refused.body
     shown = machine.ok("status", "deployment", "late").out
-    assert re.search(r"^  Checkpoint +unmeasurable: the model directory \S+/later is not there$", shown, re.MULTILINE)
-    folder = machine.home / "models" / "later"
+    assert re.search(
+        r"^  Checkpoint +unmeasurable: the model directory \S+/not-moved-in is not there$", shown, re.MULTILINE
+    )
+    folder = machine.home / "models" / "not-moved-in"
     folder.mkdir()
     (folder / "model.gguf").write_bytes(troubled.whole)
     machine.ask("late")  # asking has it looked at again
