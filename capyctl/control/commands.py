@@ -34,7 +34,6 @@ WORDS = {
     "route_conflict": "{clash}",
     "unsupported_capability": "{name} cannot park: its residency is restart_only{because}. "
     "Try: capyctl stop deployment {name}",
-    "delete_requires_cleanup": "{name} is not cleaned up yet. Try: capyctl delete deployment {name} --stop",
     "checkpoint_digest_pending": "the checkpoint of {name} is still being measured; wait, or use --wait",
     "checkpoint_unusable": GATED,
     "checkpoint_mismatch": GATED,
@@ -408,6 +407,17 @@ def _not_parked(book: Book, row: DeploymentRow) -> str:
     return f"{name} is not running, so there is nothing to park. Try: capyctl preinitialize deployment {name}"
 
 
+def _not_deleted(book: Book, row: DeploymentRow) -> str:
+    """What is left of it, and the way to its end."""
+    name = row.spec.name
+    both = f"capyctl delete deployment {name} --stop"
+    states = [instance.published(one.machine) for _, one in book.of(row.state.deployment)]
+    busy = next((state for state in states if state not in ("stopped", "failed")), None)
+    if row.state.suspended or row.state.phase is deployment.Phase.DELETING or busy is None:
+        return f"{name} is {busy or 'not cleaned up yet'}; try again when it is stopped, or: {both}"
+    return f"{name} is {busy}. Stop it first: capyctl stop deployment {name} --wait; or in one step: {both}"
+
+
 def _delete(book: Book, event: e.DeleteAsked) -> Receipt:
     row = _known(book, event.deployment)
     identity = row.state.deployment
@@ -417,6 +427,8 @@ def _delete(book: Book, event: e.DeleteAsked) -> Receipt:
     ) or any(True for _ in operations.open_for(book, identity))
     indices = tuple(lane.index for lane, one in book.of(identity) if one.has_launch or one.in_progress)
     after, effects = deployment.step(row.state, deployment.DeleteAsked(now_ms=event.now_ms, stop=event.stop, live=live))
+    if any(isinstance(one, Refused) and one.code == "delete_requires_cleanup" for one in effects):
+        raise _Turned("delete_requires_cleanup", _not_deleted(book, row))
     _refuse(effects, row)
     book.put_deployment(attrs.evolve(row, state=after))
     deeds.supersede(book, identity, event.command.operation)
