@@ -277,8 +277,9 @@ def overview(*, common: Common = PLAIN) -> None:
     """Show the role that answers here, its listeners and its memory."""
     api = management(common)
     installation = api.get("/installation")
+    hosts = api.get("/hosts").get("hosts", ())
     if common.as_json:
-        emit_json(installation)
+        emit_json({**installation, "hosts": hosts})
         return
     role = installation.get("role") or api.target.role
     pairs = {"Management": api.target.address}
@@ -287,7 +288,6 @@ def overview(*, common: Common = PLAIN) -> None:
         key = "(API key required)" if inference.get("authentication") == "api_key" else "(no API key)"
         pairs = {"Inference": f"{inference.get('address')} {key}", **pairs}
     pairs["State"] = str(installation.get("state_dir") or api.target.places.root)
-    hosts = api.get("/hosts").get("hosts", ())
     for host in hosts:
         for domain in domains_of(host):
             pairs[f"Memory {domain.get('domain_id')}"] = _domain(domain)

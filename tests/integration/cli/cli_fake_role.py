@@ -200,6 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return 202, {"operation_id": members[0]["operation_id"], "deployment_id": None, "members": members}
             case "GET", ["operations", name]:
                 return (200, role.poll(role.operations[name])) if name in role.operations else missing
+            case "GET", ["installation"]:
+                return 200, {"api_version": "1", "version": "0.2.0", "role": "standalone", "state_dir": "/srv/capyctl"}
             case "GET", ["usage"]:
                 return 200, {"api_version": "1", "query": query, **role.usage}
             case "GET", ["engines"]:

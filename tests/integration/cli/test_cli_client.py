@@ -134,6 +134,15 @@ def test_deploy_activate_wait_ends_with_the_ready_summary(shell: Shell, role: Fa
     assert starts[0]["deadline_ms"] == ulid.instant_ms(IDENTITY) + 3_600_000
 
 
+def test_deploy_says_that_a_short_request_deadline_bounds_the_start_too(shell: Shell, role: FakeRole) -> None:
+    file = document(shell)
+    with Path(file).open("a") as more:
+        more.write("request_deadline: 1s\n")
+    done = shell("deploy", "model", "--file", file)
+    assert done.status == 0
+    assert "request_deadline, 1s, bounds a start of writer too" in done.err
+
+
 def test_deploy_without_activate_says_what_comes_next(shell: Shell, role: FakeRole) -> None:
     done = shell("deploy", "model", "--file", document(shell))
     lines = done.out.splitlines()
@@ -383,3 +392,13 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell, role: FakeRole) -> None:
         ["bash", "-o", "pipefail", "-c", command], env=shell.environ(), capture_output=True, check=False, timeout=30
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"{", b"")
+
+
+def test_status_as_json_has_the_memory_and_the_holders_that_its_text_shows(shell: Shell, role: FakeRole) -> None:
+    text, found = shell("status").out, json.loads(shell("status", "--json").out)
+    assert "  Memory unified   8.0 GiB free, 16.0 GiB total\n" in text
+    assert f"capyctl {found['version']} {found['role']}\n" in text
+    (host,) = found["hosts"]
+    assert host == json.loads(shell("inspect", "host", "box", "--json").out)
+    (domain,) = host["session"]["domains"]
+    assert (domain["available_bytes"], domain["capacity_bytes"]) == (str(8 << 30), str(16 << 30))
