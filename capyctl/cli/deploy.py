@@ -18,9 +18,9 @@ from cyclopts import Parameter
 from capyctl.cli import lifecycle, progress
 from capyctl.cli.client import Management
 from capyctl.cli.lifecycle import RequestId, Wait
-from capyctl.cli.output import PLAIN, Common, Words, emit_json, summary, the_file
+from capyctl.cli.output import PLAIN, Common, Words, emit_json, note, summary, the_file
 from capyctl.documents import owned, places, reader, strict
-from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.deployment import Deployment, parse_deployment, short_start
 from capyctl.documents.model_source import HuggingFace
 from capyctl.documents.scalars import EnvName, EnvValue, parse_env_name, parse_env_value, parse_https
 from capyctl.errors import CapyError, Refusal
@@ -53,6 +53,9 @@ def model(
     document = read_document(file)
     api = lifecycle.management(common, request_id)  # before a Hub is asked: without a role nobody needs to wait for it
     deployment = settle(document, file, hf_endpoint, engine_env or [], hub_of_role=partial(hub_of, api))
+    short = short_start(deployment)
+    if short is not None and timeout is None:
+        note(short)
     config = strict.unstructure(deployment.completed())
     current = None if expected is None else api.deployment(deployment.name)
     lifecycle.announce(api)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from capyctl.cli.output import PLAIN, Common, Words, context_note, emit_json, key_lines, say, the_file
+from capyctl.cli.output import PLAIN, Common, Words, context_note, emit_json, key_lines, note, say, the_file
 from capyctl.documents import kinds, places, strict
 from capyctl.errors import CapyError, Refusal
 from capyctl.units import gib, seconds
@@ -78,9 +78,14 @@ def config(
 
 
 def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: list[str], common: Common) -> None:
+    from capyctl.documents.deployment import short_start
+
     if overrides:
         kinds.check(raw, file, overrides)  # refuses them
     document = _read(raw, file)
+    short = short_start(document)
+    if short is not None:
+        note(short)
     found, unread = _resolved(document, hosts, common)
     if not found:
         named = ",".join(document.completed().placement.hosts) or "a host"
@@ -219,9 +224,9 @@ def _lines(made: Preview) -> dict[str, str]:
         lines["Requests"] = f"{plan.slots} at a time ({source})"
         if "tool_call_parser" in facts:
             lines["Parsers"] = _parsers(facts)
-        lines["Initialize"] = _bound(plan.initialize_ms, document.timeouts.initialize is not None)
+        lines["Initialize"] = _bound(plan.initialize_ms, document.timeouts.initialize is not None, document)
         if made.residency is not None and made.residency.parks:
-            lines["Wake"] = _bound(plan.wake_ms, document.timeouts.wake is not None)
+            lines["Wake"] = _bound(plan.wake_ms, document.timeouts.wake is not None, document)
     stated = made.spec.request_deadline_ms is not None
     lines["Request deadline"] = f"{seconds(made.deadline_ms)} ({'deployment' if stated else 'host'})"
     return lines
@@ -284,7 +289,10 @@ def _parsers(facts: Mapping[str, str]) -> str:
     )
 
 
-def _bound(limit_ms: int, stated: bool) -> str:
+def _bound(limit_ms: int, stated: bool, document: Deployment) -> str:
+    deadline = document.request_deadline
+    if not stated and deadline is not None and limit_ms == deadline.ms:
+        return f"{seconds(limit_ms)} (lowered to request_deadline)"
     return f"{seconds(limit_ms)} ({'deployment' if stated else 'derived'})"
 
 

@@ -324,13 +324,33 @@ def _together(claim: DeviceClaim, twin: DeviceClaim | None) -> DeviceClaim:
     )
 
 
+SHORT_START: Final = Duration(120_000)
+"""What a start may take beside the time for its weights, at the least that is derived for it."""
+
+
+def short_start(document: Deployment) -> str | None:
+    """What to know of a `request_deadline` that leaves a start less than any start is given; None where it does not."""
+    deadline = document.request_deadline
+    if deadline is None or document.timeouts.initialize is not None or deadline >= SHORT_START:
+        return None
+    return (
+        f"request_deadline, {deadline}, bounds a start of {document.name} too, which may need {SHORT_START} and more: "
+        f"one that takes longer is ended. Raise it, or: capyctl start deployment {document.name} "
+        f"--initialize-timeout {SHORT_START}"
+    )
+
+
 def _check_deadlines(self: Deployment) -> None:
     if self.request_deadline is None:
         return
     for name in ("initialize", "wake"):
         bound = getattr(self.timeouts, name)
         if bound is not None and bound > self.request_deadline:
-            raise Wrong(("timeouts", name), f"is {bound}, longer than request_deadline, {self.request_deadline}")
+            raise Wrong(
+                ("timeouts", name),
+                f"is {bound}, longer than request_deadline, {self.request_deadline}, which bounds it too; "
+                "raise that, or leave this one out",
+            )
 
 
 def _check_decisions(self: Deployment, family: str) -> None:

@@ -132,6 +132,16 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
     ]
 
 
+def test_a_request_deadline_below_what_a_start_needs_is_said(validate: Command) -> None:
+    model()
+    said = validate(deployment(request_deadline="1s"), "--host", host())
+    assert said.status == 0
+    assert "request_deadline, 1s, bounds a start of " in said.err
+    assert "--initialize-timeout 120s" in said.err
+    assert said.lines["Initialize"] == "1s (lowered to request_deadline)"
+    assert validate(deployment(request_deadline="120s"), "--host", host()).err == ""
+
+
 def test_what_the_document_states_is_told_from_what_was_derived(validate: Command) -> None:
     model()
     stated = {
@@ -234,7 +244,13 @@ def test_files_of_another_machine_leave_memory_open_and_everything_else_checked(
         ({"resources": {"gpu": "0B", "ram": "1GiB"}}, 2, "d.yaml: resources.gpu: is 0B"),
         ({"residency": "host_backed", "engine_config": {"memory": {"request": "1GiB"}}}, 2, "checkpoint_unusable"),
         ({"api": "decisions"}, 5, "error [capability_missing:decisions]"),
-        ({"model": {"hf": "a/b"}}, 2, "not pinned to a commit"),
+        ({"model": {"hf": "a/b"}}, 2, "model: a/b is not pinned to a commit"),
+        (
+            {"model": {"source": {"type": "huggingface", "repo": "a/b", "revision": "main"}}},
+            2,
+            "model: a/b@main is not",
+        ),
+        ({"model": {"path": "m", "draft": {"hf": "a/b"}}}, 2, "model.draft: a/b is not pinned to a commit"),
     ],
 )
 def test_what_deploy_would_refuse_is_refused_with_its_code_in_one_line(
