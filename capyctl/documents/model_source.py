@@ -114,15 +114,19 @@ class Model:
         return attrs.evolve(self, source=expand(self.source), draft=None if self.draft is None else expand(self.draft))
 
     def check_settled(self) -> None:
-        """Refuse what only the CLI may still hold: `~/` and references without a commit. Raises Wrong."""
-        for name, source in (("source", self.source), ("draft", self.draft)):
+        """Refuse what only the CLI may still hold: `~/` and references without a commit. Raises Wrong.
+
+        The fields are those above every form that a source may be written in.
+        """
+        for at, source in ((), self.source), (("draft",), self.draft):
             if isinstance(source, Local) and source.needs_home:
-                raise Wrong((name, "path"), f"{strict.shown(source.path)}: ~ was not expanded; write the absolute path")
+                raise Wrong(at, f"{strict.shown(source.path)}: ~ was not expanded; write the absolute path")
             if isinstance(source, HuggingFace) and not source.pinned:
+                named = source.repo if source.revision is None else f"{source.repo}@{source.revision}"
                 raise Wrong(
-                    (name, "revision"),
-                    f"{source.repo} is not pinned to a commit; write {source.repo}@<40 hexadecimal digits>, "
-                    "or let `capyctl deploy model` pin it to today's commit",
+                    at,
+                    f"{named} is not pinned to a commit, and the Hub is not asked here. `capyctl deploy model` takes "
+                    f"it as it is and pins it to today's commit; or write {source.repo}@<40 hexadecimal digits>",
                 )
 
 
