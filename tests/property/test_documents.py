@@ -376,7 +376,11 @@ def test_names_that_are_no_names_are_refused(name: str) -> None:
         ({"model": "../x"}, "invalid_config", "model"),
         ({"model": {"hf": "owner/repo"}}, "invalid_config", "x: model: owner/repo is not pinned to a commit"),
         ({"model": {"hf": "owner/repo@main"}}, "invalid_config", "x: model: owner/repo@main is not pinned to a commit"),
-        ({"model": {"path": "m", "draft": {"hf": "a/b"}}}, "invalid_config", "x: model.draft: a/b is not pinned"),
+        (
+            {"engine": "vllm", "model": {"path": "m", "draft": {"hf": "a/b"}}},
+            "invalid_config",
+            "x: model.draft: a/b is not",
+        ),
         (
             {"model": {"source": {"http": {"url": "https://u:secret@e.org/x", "sha256": "a" * 64}}}},
             "invalid_config",
