@@ -139,24 +139,33 @@ def group_left(leader: ProcessIdentity) -> tuple[Stat, ...] | None:
     """Who of the group still lives, as in `group_members`; None when somebody does whom no look meets.
 
     A look lists the pids first and asks about each afterwards, so processes that fork and end at once are missed by
-    all of it. The kernel knows that their group exists; where zombies are not the reason, nobody has been proven gone.
+    all of it. It is exact where nothing on the machine was forked meanwhile, and needless where the kernel knows no
+    such group any more. Else only zombies that nobody reaps, the same in each look, are taken for the reason.
     Zombies that became our children (we are a sub-reaper) are reaped, except the leader, whose exit status its watch
     wants. Raises: OSError when /proc cannot be read.
     """
-    before: frozenset[int] = frozenset()
+    unreaped: set[frozenset[int]] = set()
     for _ in range(LOOKS_AT_NOBODY):
+        forks = _forks()
         members = _in_group(leader, PROC)
         alive = tuple(stat for stat in members if not stat.dead)
         if alive:
             return alive
-        dead = frozenset(stat.pid for stat in members)
-        for stat in members:
-            if stat.ppid == os.getpid() and stat.pid != leader.pid and _reap(stat.pid) is not None:
-                dead -= {stat.pid}
-        if (dead and dead == before) or not _group_exists(leader):
+        ours = [stat.pid for stat in members if stat.ppid == os.getpid()]
+        for pid in ours:
+            if pid != leader.pid:
+                _reap(pid)
+        if (forks is not None and _forks() == forks) or not _group_exists(leader):
             return ()
-        before = dead
-    return None
+        unreaped.add(frozenset(stat.pid for stat in members) if not ours else frozenset())
+    return () if len(unreaped) == 1 and all(unreaped) else None
+
+
+def _forks() -> int | None:
+    """How often anything was forked since the boot, None where the kernel does not say."""
+    with open(PROC / "stat", "rb") as stream:
+        found = [line for line in stream if line.startswith(b"processes ")]
+    return int(found[0].split()[1]) if found else None
 
 
 def _group_exists(leader: ProcessIdentity) -> bool:
