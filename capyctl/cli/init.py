@@ -85,7 +85,8 @@ def _write(role: Role, output: str | None, where: Places, document: dict[str, An
                 f"{where.root} is the state of a standalone role, and two roles share none; "
                 f"name another with --state-dir, or a file with --output",
             )
-        if other != "standalone" and os.path.isdir(where.identity) and os.listdir(where.identity):
+        kept = os.listdir(where.identity) if os.path.isdir(where.identity) else []
+        if other != "standalone" and set(kept) - {os.path.basename(where.credentials)}:  # those are standalone's
             raise Refusal("invalid_config", f"Role identity refused: {where.identity}: a {other} has one there already")
     if output is None:
         places.make_private(os.path.dirname(path))
