@@ -116,7 +116,7 @@ def test_while_a_stop_is_stuck_others_are_served_and_status_answers(troubled: Tr
         shown = done.out
         looks.append(done.took_s)
         assert re.search(r"^stuck +stopping ", shown, re.MULTILINE)
-        assert re.search(r"^  Stopped +operator$", shown, re.MULTILINE)
+        assert re.search(r"^  Stopping +operator$", shown, re.MULTILINE)
         since = Stopwatch()
         assert machine.ask("well", max_tokens=1).status == 200
         took.append(since.s)
