@@ -45,8 +45,7 @@ def _places(common: Common) -> tuple[Places, Path, Mapping[str, str]]:
         if root is None and isinstance(own, str) and own:
             root = places.absolute(own, os.path.dirname(explicit[0]))
     where = Places(root or places.default_state_root(os.environ))
-    known = places.roles_known(where)
-    if explicit is None and known == ("server",):
+    if explicit is None and places.roles_run(where) == ("server",):
         raise Refusal("invalid_config", "a server has no engines; run the command on a host")
     document = explicit[0] if explicit else where.document("standalone")
     if os.path.isfile(document):

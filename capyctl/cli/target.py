@@ -56,16 +56,15 @@ def find(config: str | None, state_dir: str | None, environ: Mapping[str, str], 
 
 
 def _role(where: Places, stated: Role | None) -> Role:
-    known = places.roles_known(where)
-    if stated == "host" or (stated is None and known == ("host",)):
+    run = places.roles_run(where)
+    if stated == "host" or (stated is None and run == ("host",)):
         raise Refusal(
             "invalid_config",
             "this machine is a host, which has no management of its own; run the command on the server it joined",
         )
     if stated is not None:
         return stated
-    served = os.path.lexists(where.below("identity", "server-credentials.json"))  # else `init` wrote its document
-    clients = [role for role in known if role == "standalone" or (role == "server" and served)]
+    clients = [role for role in run if role != "host"]
     if not clients:
         return "standalone"  # the one that can be started; that it never ran is said where its token is missed
     if len(clients) > 1:

@@ -148,13 +148,19 @@ def engines_file(flag: str | None, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def roles_known(places: Places) -> tuple[Role, ...]:
-    """The roles that have left a document, an identity or a record under this state root."""
-    marks: dict[Role, tuple[str, ...]] = {
-        "server": (places.document("server"), places.below("identity", "server-credentials.json")),
-        "host": (places.document("host"), places.below("identity", "host-identity.json")),
-        "standalone": (places.document("standalone"), places.credentials),
+    """The roles that have left a document, an identity or keys under this state root."""
+    run = roles_run(places)
+    return tuple(role for role in ROLES if role in run or os.path.lexists(places.document(role)))
+
+
+def roles_run(places: Places) -> tuple[Role, ...]:
+    """The roles that have an identity or keys under this state root; `init` writes a document alone."""
+    marks: dict[Role, str] = {
+        "server": places.below("identity", "server-credentials.json"),
+        "host": places.below("identity", "host-identity.json"),
+        "standalone": places.credentials,
     }
-    return tuple(role for role in ROLES if any(os.path.lexists(mark) for mark in marks[role]))
+    return tuple(role for role in ROLES if os.path.lexists(marks[role]))
 
 
 # ---------------------------------------------------------------- reading what must be trusted

@@ -354,7 +354,7 @@ def test_nobody_answering_names_the_address_and_the_command(shell: Shell, role: 
 
 def test_no_role_ever_a_host_machine_and_unreadable_credentials(shell: Shell, tmp_path: Path) -> None:
     done = shell("list", "deployments")
-    assert done.status == 2
+    assert done.status == 13
     assert "start standalone" in done.err
     with FakeRole(shell.state):
         (shell.state / "identity/credentials").chmod(0o644)

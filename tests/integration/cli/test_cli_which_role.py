@@ -23,10 +23,20 @@ def test_where_no_role_ever_ran_the_way_out_is_to_start_one(shell: Shell, comman
 
 
 def test_documents_that_init_wrote_make_no_role_that_ran(shell: Shell) -> None:
-    assert shell("init", "server").status == 0
+    for role in ("server", "host"):
+        assert shell("init", role).status == 0
+        done = shell("status")
+        assert (done.status, done.err.partition(":")[0]) == (13, "error [unavailable]")
+        assert "`capyctl start standalone" in done.err
+        assert shell("engine", "list").status == 0
+
+
+def test_a_host_that_joined_a_server_is_told_where_commands_belong(shell: Shell) -> None:
+    (shell.state / "identity").mkdir(parents=True, mode=0o700)
+    (shell.state / "identity" / "host-identity.json").write_text("{}")
     done = shell("status")
-    assert (done.status, done.err.partition(":")[0]) == (13, "error [unavailable]")
-    assert "`capyctl start standalone" in done.err
+    assert done.status == 2
+    assert "run the command on the server" in done.err
 
 
 def test_lost_credentials_are_not_taken_for_a_first_start(shell: Shell) -> None:
