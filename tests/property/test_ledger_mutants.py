@@ -40,7 +40,7 @@ def plain_tests() -> Iterator[Callable[[], None]]:
     for wrong in test_ledger_settlement.OTHER_RUNS:
         yield lambda wrong=wrong: test_ledger_settlement.test_a_proof_of_another_run_lowers_nothing(wrong)
     for flags, why in test_ledger_victims.PROTECTED:
-        yield lambda flags=flags, why=why: test_ledger_victims.test_who_is_protected_and_what_is_said_of_it(flags, why)
+        yield lambda flags=flags, why=why: test_ledger_victims.test_who_is_protected(flags, why)
 
 
 TESTS = [test for test in plain_tests() if "smallest_set_that" not in getattr(test, "__name__", "")]

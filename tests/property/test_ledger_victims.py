@@ -314,7 +314,7 @@ PROTECTED = [
 
 
 @pytest.mark.parametrize(("flags", "why"), PROTECTED)
-def test_who_is_protected_and_what_is_said_of_it(flags, why):  # invariants 40, 46
+def test_who_is_protected(flags, why):  # invariants 40, 46
     ledger = ready(ledger_of(pool_host(100)), "a", plan(60, 60))
     result = evict(ledger, cold("b", plan(60, 60)), [candidate("a", **flags)])
     assert isinstance(result, Eviction) == (why is None)
