@@ -102,7 +102,7 @@ def test_a_refusal_as_json_is_one_object_with_the_same_code(machine: Machine) ->
         (("engine", "add", ".", "--name", "llamacpp"), None, None),
         (("engine", "remove", "llamacpp"), 20, "profile_in_use"),
         (("engine", "remove", "nobody"), 2, "not_found"),
-        (("list", "hosts", "--state-dir", "/nowhere/x"), 2, None),
+        (("list", "hosts", "--state-dir", "/nowhere/x"), 13, "unavailable"),
         (("config", "show", "--set", "server.colour=red"), 2, "invalid_config"),
     ],
 )
