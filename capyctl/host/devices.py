@@ -30,7 +30,7 @@ DISCOVER_S = 30.0  # without its persistence daemon the driver wakes every card 
 CARD_READ_S = 3.0  # one look
 CARD_EVERY_S = 1.0
 CARD_STALE_MS = 5_000  # an older sample leaves its card unobserved
-LATELY_MS = 100  # the check right before a wake takes a sample that began no longer ago
+LATELY_MS = 50  # the check right before a wake takes a sample that began no longer ago
 CARD_SOURCE = "nvml"
 SAMPLE_LIMITER = trio.CapacityLimiter(1)  # /proc and control groups
 
@@ -63,7 +63,7 @@ class _CardSample:
 
 @attrs.frozen(kw_only=True)
 class _Sample:
-    """What was seen, for whom, by looks none of which began before `looked_at_ms`."""
+    """What was seen for whom, when somebody asked for it, by looks none of which began before `looked_at_ms`."""
 
     domains: Mapping[Domain, Observation]
     owners: Owners
@@ -155,13 +155,16 @@ class Observer:
 
     # --- samples -------------------------------------------------------------------------------------------
 
-    async def sample(self, owners: Owners) -> Mapping[Domain, Observation]:
-        """Every domain now, with what each owner's processes hold. An unobserved card is left out."""
+    async def sample(self, owners: Owners, *, asked: bool = False) -> Mapping[Domain, Observation]:
+        """Every domain now, with what each owner's processes hold. An unobserved card is left out.
+
+        `asked`: for somebody who is about to act on it, so that `sample_lately` may give it once more.
+        """
         owners, looked_at_ms = dict(owners), now_ms()
         if self._places:
             looked_at_ms = min(looked_at_ms, self._cards.asked_at_ms)
         domains = await trio.to_thread.run_sync(self._sample, owners, limiter=SAMPLE_LIMITER)
-        self._last = _Sample(domains=domains, owners=owners, looked_at_ms=looked_at_ms)
+        self._last = _Sample(domains=domains, owners=owners, looked_at_ms=looked_at_ms) if asked else None
         return domains
 
     async def sample_anew(self, owners: Owners) -> Mapping[Domain, Observation]:
@@ -170,10 +173,11 @@ class Observer:
         return await self.sample(owners)
 
     async def sample_lately(self, owners: Owners) -> Mapping[Domain, Observation]:
-        """The last sample of them, cards included, while all of it is at most `LATELY_MS` old; else as `sample_anew`.
+        """The last sample of them, if it was asked for and all of it is at most `LATELY_MS` old; else as `sample_anew`.
 
-        For the check right before a wake: its switch has sampled the machine a moment before, and to walk every
-        engine's page tables again at once would find the same.
+        For the check right before a wake: its switch has asked for one a moment before, and to walk every engine's
+        page tables again at once would find the same. A sample that nobody asked for may be of before there was
+        anything to decide.
         """
         last = self._last
         if last is not None and last.owners == owners and last.looked_at_ms >= now_ms() - LATELY_MS:

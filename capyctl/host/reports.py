@@ -110,22 +110,24 @@ class Reports:
 
     # --- memory ----------------------------------------------------------------------------------------------
 
-    async def tell_domains(self) -> None:
-        """Report the memory domains as they were last seen."""
-        domains = await self.observer.sample(self.custody.owners())
+    async def tell_domains(self, *, asked: bool = False) -> None:
+        """Report the memory domains as they were last seen. `asked`: somebody waits for it."""
+        domains = await self.observer.sample(self.custody.owners(), asked=asked)
         self._say(m.Domains(seen_at_ms=now_ms(), host=self.host, domains=domains))
 
     async def sample_domains(self) -> None:
         """Report the memory domains each second, and at once when somebody waits for it; until cancelled."""
+        asked = False
         while True:
             self._look_now = trio.Event()
             try:
-                await self.tell_domains()
+                await self.tell_domains(asked=asked)
             except OSError as error:  # too many files are open: no look is no report, and the last one ages
                 _log.warning("memory.unread", extra={"fields": {"why": str(error)}})
             with trio.move_on_after(DOMAINS_EVERY_S) as pause:
                 await self._look_now.wait()
-            if not pause.cancelled_caught:
+            asked = not pause.cancelled_caught
+            if asked:
                 await trio.sleep(A_MOMENT_S)
                 with trio.move_on_after(DOMAINS_EVERY_S):
                     await self.observer.look()

@@ -83,12 +83,13 @@ class Installation:
     # --- journal ------------------------------------------------------------------------------------------
 
     def journal(self, *events: str) -> list[Call]:
-        """Every line, or those of the named events: start, ready, call, answered, sigterm, child_ended, segment, …"""
+        """Every whole line, or those of the named events: start, ready, call, answered, sigterm, segment, …"""
         try:
             text = (self.prefix / "journal.jsonl").read_text()
         except FileNotFoundError:
             return []
-        lines = [json.loads(line) for line in text.splitlines()]
+        whole = text[: text.rfind("\n") + 1]  # the last one may be being written
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if not events or line["event"] in events]
 
     def calls(self, *paths: str, of: str | None = None) -> list[Call]:

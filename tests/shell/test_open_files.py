@@ -40,7 +40,7 @@ async def test_a_look_that_cannot_be_made_is_no_report_and_ends_nothing(
 ) -> None:
     failing = [True, True, False]
 
-    async def sample(owners: object) -> dict[str, object]:
+    async def sample(owners: object, *, asked: bool = False) -> dict[str, object]:
         if failing and failing.pop(0):
             raise OSError(24, "Too many open files", "/proc/meminfo")
         return {}

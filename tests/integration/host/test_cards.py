@@ -16,7 +16,7 @@ from capyctl.fsm.types import Bytes, Domain, HostId, ProcessIdentity
 from capyctl.host import devices, identity
 from capyctl.host.cards import Card as Row
 from capyctl.host.cards import Nvml, whole
-from capyctl.host.devices import Observer
+from capyctl.host.devices import LATELY_MS, Observer
 from capyctl.host.launch import check_room
 from capyctl.host.memory import Seen
 from capyctl.host.policy import SYSTEM, UNIFIED, device_env, host_policy
@@ -199,6 +199,24 @@ async def test_an_engines_end_shows_in_the_next_look_and_late_memory_stays_in_us
     assert seen[GPU0].residents == {"a": 0}
     await trio.sleep(0.31)
     assert (await observer.sample_anew({}))[GPU0].available_bytes == 24 * GIB
+
+
+async def test_only_a_sample_that_was_asked_for_serves_again_and_only_for_a_moment(state: Path) -> None:
+    """A wake that its switch did not just sample for would else be allowed by what was free before a stranger came."""
+    cards = card.one_card(state)
+    observer, _ = await observed()
+    await observer.look()
+    await observer.sample({})
+    cards.hold(0, 0, 10 * GIB)
+    assert (await observer.sample_lately({}))[GPU0].available_bytes == 14 * GIB
+    await observer.look()
+    asked = await observer.sample({}, asked=True)
+    assert await observer.sample_lately({}) is asked
+    with engine() as one:
+        assert await observer.sample_lately({"a": (one,)}) is not asked
+    asked = await observer.sample({}, asked=True)
+    await trio.sleep(2 * LATELY_MS / 1000)
+    assert await observer.sample_lately({}) is not asked
 
 
 # --- faults -----------------------------------------------------------------------------------------------------

@@ -250,8 +250,8 @@ class Bench:
             assert client.begun.wait(60)
         self.turn(fault)
         if fault.foreign:
+            self.foreign = fault.foreign  # first: who looks meanwhile takes none of it for the engine's
             self.here.cards.hold(0, 0, fault.foreign)
-            self.foreign = fault.foreign
         if state is State.LOADING:
             operation = self.command("start")
         elif state in (State.PARKING, State.STOPPING):
