@@ -338,6 +338,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
                     generation=book.draw_generation(lane.deployment),
                     token=book.draw_token(),
                     deadline_ms=Millis(book.now_ms + initialize),
+                    tier=owner.spec.residency,
                 ),
             )
         case Hold():

@@ -341,6 +341,7 @@ def arm(state: State, event: f.Placed) -> State:
             token=event.token,
             deadline_ms=event.deadline_ms,
             charged=Phase.COLD,
+            tier=event.tier or state.run.tier,
         ),
     )
 

@@ -97,12 +97,16 @@ class Revised(Fact):
 
 @attrs.frozen(kw_only=True)
 class Placed(Fact):
-    """The cold peak fits on `host` now. `generation` is freshly drawn, `deadline_ms` is the start's bound."""
+    """The cold peak fits on `host` now. `generation` is freshly drawn, `deadline_ms` is the start's bound.
+
+    `tier`: as measuring has settled it since somebody asked; None: as it was asked for.
+    """
 
     host: HostId
     generation: Generation
     token: Token
     deadline_ms: Millis
+    tier: Residency | None = None
 
 
 @attrs.frozen(kw_only=True)

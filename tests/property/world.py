@@ -315,6 +315,7 @@ class Shell:
                 digest=self.digests.get(order.deployment) or self._digest(order.deployment, model),
                 weight_bytes=gib(model.ready_gib),
                 plans=dict.fromkeys(model.hosts, model.plan),
+                residency=model.settles,
             )
         )
 

@@ -88,6 +88,7 @@ class Model:
     name: str
     traits: Traits = LLAMA
     residency: Residency = Residency.RESTART_ONLY
+    settles: Residency | None = None  # what measuring makes of it
     activation: Activation = Activation.ON_DEMAND
     warm: bool = False
     instances: int = 1
