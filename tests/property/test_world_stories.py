@@ -328,7 +328,7 @@ def test_an_engine_that_is_killed_while_it_is_parked_is_started_by_the_next_requ
 def test_what_is_asked_for_before_it_is_measured_parks_or_stops_as_measuring_settled_it(settles: Residency) -> None:
     deep = attrs.evolve(BIG, traits=VLLM, residency=Residency.DEEP, parked_gib=0.5, settles=settles)
     here = checked(shell(1))
-    a, b = here.deploy(deep), here.deploy(attrs.evolve(deep, name="b"))
+    a, _ = here.deploy(deep), here.deploy(attrs.evolve(deep, name="b"))
     first = here.ask("a")
     assert here.world.book.deployments[a].digest is None, "nobody has measured it yet"
     releases = heard(here, o.Release)
