@@ -138,16 +138,22 @@ class Registry:
         """Every usable profile, the role's own first."""
         return tuple(self._merged.values())
 
-    def registered(self, profile: str) -> Registered:
-        """The profile of that name; a family word that is no name stands for the only profile of that family.
+    def registered(self, word: str) -> Registered:
+        """What a document asks for: the profile of that name, else the only profile of the family of that name.
+
+        Raises: Refusal `profile_not_published` naming those that are there.
+        """
+        kin = [row for row in self._merged.values() if row.engine == word]
+        return kin[0] if word not in self._merged and len(kin) == 1 else self.named(word)
+
+    def named(self, profile: str) -> Registered:
+        """The profile that a deployment was settled on. Its name is never a family word, even where it reads as one:
+        a profile that is gone is not replaced by another of its family, which nobody would count as in use.
 
         Raises: Refusal `profile_not_published` naming those that are there.
         """
         found = self._merged.get(profile)
         if found is None:
-            kin = [row for row in self._merged.values() if row.engine == profile]
-            if len(kin) == 1:
-                return kin[0]
             known = ", ".join(self._merged) or "none"
             raise Refusal(
                 "profile_not_published",
@@ -156,20 +162,20 @@ class Registry:
         return found
 
     def adapter(self, profile: str) -> Adapter:
-        """The adapter of a profile. Raises: Refusal as `registered`."""
-        registered = self.registered(profile)
+        """The adapter of a profile. Raises: Refusal as `named`."""
+        registered = self.named(profile)
         return self.family_of(profile).adapter(registered, self.models_root, self.telemetry)
 
     def built(self, state_dir: Path, profile: str) -> bool:
         """Whether a profile's engine has compiled its kernels below `state_dir`; true of those that compile none.
 
-        Blocking. Raises: Refusal as `registered`.
+        Blocking. Raises: Refusal as `named`.
         """
-        return self.family_of(profile).built(self.registered(profile), state_dir)
+        return self.family_of(profile).built(self.named(profile), state_dir)
 
     def family_of(self, profile: str) -> Family:
-        """The family of a profile, with the traits of its installation. Raises: Refusal as `registered`."""
-        registered = self.registered(profile)
+        """The family of a profile, with the traits of its installation. Raises: Refusal as `named`."""
+        registered = self.named(profile)
         return attrs.evolve(family(registered.engine), traits=traits_of(registered))
 
     def check(self, document: Deployment | Mapping[str, Any]) -> Registered:
@@ -186,9 +192,9 @@ class Registry:
         """The parsers that a launch of `document` from these files will have: `tool_call_parser`,
         `reasoning_parser`, and the source of each; nothing for families without any.
 
-        Blocking. Raises: Refusal as `registered`.
+        Blocking. Raises: Refusal as `named`.
         """
-        registered = self.registered(document.profile)
+        registered = self.named(document.profile)
         known = family(registered.engine)
         if known.name not in ("vllm", "sglang"):
             return {}
@@ -197,15 +203,15 @@ class Registry:
         return choices(engine, known.options, document, registered.profile.args, found).facts()
 
     def fixed_args(self, profile: str) -> Sequence[str]:
-        """The profile's own arguments, which sizing must know of. Raises: Refusal as `registered`."""
-        return self.registered(profile).profile.args
+        """The profile's own arguments, which sizing must know of. Raises: Refusal as `named`."""
+        return self.named(profile).profile.args
 
     def sizing_facts(self, profile: str) -> Mapping[str, Any]:
         """What else of a profile decides about memory: its variables, and a cache that a setting states for it.
 
-        Raises: Refusal as `registered`.
+        Raises: Refusal as `named`.
         """
-        registered = self.registered(profile)
+        registered = self.named(profile)
         facts: dict[str, Any] = {"host_env": {str(name): str(value) for name, value in registered.profile.env.items()}}
         if family(registered.engine).scales_yarn(registered.version):
             facts["scales_yarn"] = True

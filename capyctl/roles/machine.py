@@ -251,7 +251,7 @@ def checkpoints_of(settings: StandaloneSettings, registry: Registry, cache_file:
         cache_file,
         Path(settings.models_dir),
         registry.fixed_args,
-        family_of=lambda profile: registry.registered(profile).engine,
+        family_of=lambda profile: registry.named(profile).engine,
         built=partial(registry.built, Path(settings.places.host)),
         parsers=registry.parsers,
         profile_facts=registry.sizing_facts,

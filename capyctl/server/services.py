@@ -282,7 +282,7 @@ class Services:
         spec = self.world.book.deployments[DeploymentId(view["id"])].spec
         view = self._with_download(_with_shown_document(view))
         try:
-            registered: Registered = self.registry.registered(spec.profile)
+            registered: Registered = self.registry.named(spec.profile)
         except Refusal:
             return {**view, "profile": spec.profile, "engine_note": "this profile is not registered any more"}
         return {

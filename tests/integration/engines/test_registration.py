@@ -419,6 +419,20 @@ def test_a_family_word_stands_for_the_only_profile_of_that_family(engines_file: 
     assert code_of(registry.adapter, "none") == "profile_not_published"
 
 
+def test_a_profile_that_is_named_as_its_family_is_not_replaced_by_another_of_the_family(engines_file: Path) -> None:
+    put_profile(engines_file, profile("llamacpp"))
+    put_profile(engines_file, profile("other"))
+    registry = Registry(engines_file)
+    registry.reload()
+    registry.adapter("llamacpp")
+    registry.retire("llamacpp")
+    for of_a_settled_deployment in (registry.named, registry.adapter, registry.fixed_args, registry.sizing_facts):
+        assert code_of(of_a_settled_deployment, "llamacpp") == "profile_not_published"
+    assert registry.check({"name": "m", "engine": "llamacpp", "model": "m"}).name == "other"  # a new one is settled
+    registry.reload()
+    registry.adapter("llamacpp")
+
+
 @pytest.mark.engine
 def test_the_roles_own_engine_is_local_and_measured_at_its_start() -> None:
     registry = Registry(None, local=LocalEngine(llamacpp=PYTHON))  # type: ignore[arg-type]
