@@ -40,9 +40,11 @@ LAST_WORDS = 8
 
 def deployment(name: str, /, *, common: Common = PLAIN) -> None:
     """Show a deployment: its instances, what it waits for, what failed."""
-    view = management(common).deployment(name)
+    api = management(common)
+    view = api.deployment(name)
     if common.as_json:
-        emit_json(view)
+        (told,) = api.get(f"/metrics/latency?deployment={view['id']}")["deployments"]
+        emit_json({**view, "latency": told["instances"]})
         return
     operation = view.get("latest_operation")
     initialize = view.get("initialize_ms")
@@ -138,7 +140,7 @@ def applying(view: Mapping[str, Any]) -> dict[str, str]:
         if row.get("stopped"):
             ends.setdefault(_how_far(row), []).append(_stopped(row["stopped"]))
     lines |= {word: "\n".join(dict.fromkeys(why)) for word, why in ends.items()}
-    parked = [text for row in view.get("instances", ()) for text in (*_sleeps(row), *_growth(row))]
+    parked = [text for row in view.get("instances", ()) for text in (*_sleeps(row), *_stops_instead(row))]
     if parked:
         lines["Parked"] = "\n".join(parked)
     words = [line for row in view.get("instances", ()) for line in last_words(row.get("last_error"))]
@@ -238,12 +240,14 @@ def age(at_ms: int, now_ms: int) -> str:
     return f"{passed // 86_400} days ago"
 
 
-def _growth(row: Mapping[str, Any]) -> list[str]:
-    """That an instance's parked copy outgrew its bound: before its next park, and after it."""
+def _stops_instead(row: Mapping[str, Any]) -> list[str]:
+    """Why a park of an instance is, or was, a stop: its copy outgrew the bound, or a cut request held its engine."""
     if (row.get("parked") or {}).get("growth"):
         return [f"instance {row.get('index')}: its copy outgrew the bound, the next park stops it"]
     if (row.get("stopped") or {}).get("kind") == "growth":
         return [f"instance {row.get('index')}: its copy outgrew the bound, so it was stopped instead"]
+    if (row.get("stopped") or {}).get("kind") == "cut_request":
+        return [f"instance {row.get('index')}: a cut request ended only with its engine, so it was stopped instead"]
     return []
 
 

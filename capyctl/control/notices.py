@@ -23,6 +23,7 @@ asking again is of no use, which is wrong when an engine ran out of memory or a 
 
 STOPPED_SINCE = {
     StopKind.GROWTH: "its parked copy outgrew the bound",
+    StopKind.CUT_REQUEST: "a cut request ended only with its engine",
     StopKind.FAILED_PARK: "its park could not be completed",
     StopKind.PRESSURE: "there was no room for its parked copy",
     StopKind.EXIT: "its engine ended meanwhile",

@@ -115,7 +115,7 @@ def too_soon(state: State, event: f.Activated) -> bool:
 
 
 def yields(state: State, event: f.StopRequested) -> bool:
-    """nobody insists on this stop: pressure, idleness, reclaim, growth, a failed park"""
+    """nobody insists on this stop: pressure, idleness, reclaim, growth, a cut request, a failed park"""
     return event.stop.kind in YIELDING
 
 

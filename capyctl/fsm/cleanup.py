@@ -111,7 +111,7 @@ def adds_nothing(state: State, event: f.StopRequested) -> bool:
 
 
 def yields(state: State, event: f.StopRequested) -> bool:
-    """nobody insists on this stop: pressure, idleness, reclaim, growth, a failed park"""
+    """nobody insists on this stop: pressure, idleness, reclaim, growth, a cut request, a failed park"""
     return event.stop.kind in YIELDING
 
 

@@ -44,7 +44,7 @@ PARK_AS_STOP = {
 
 def stop_instead(event: f.ParkRequested) -> Stop:
     """The stop that gives the memory when a park cannot; no kind of it closes on-demand activation."""
-    kind = StopKind.GROWTH if event.outgrown else PARK_AS_STOP.get(event.origin, StopKind.FAILED_PARK)
+    kind = StopKind.GROWTH if event.outgrown else PARK_AS_STOP.get(event.origin, StopKind.CUT_REQUEST)
     return Stop(kind=kind, asked_at_ms=event.now_ms, for_name=event.for_name, switch=event.switch)
 
 

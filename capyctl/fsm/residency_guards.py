@@ -76,7 +76,7 @@ def drains_for_less(state: State, event: f.StopRequested) -> bool:
 
 
 def yields(state: State, event: f.StopRequested) -> bool:
-    """nobody insists on this stop: pressure, idleness, reclaim, growth, a failed park"""
+    """nobody insists on this stop: pressure, idleness, reclaim, growth, a cut request, a failed park"""
     return event.stop.kind in YIELDING
 
 

@@ -59,7 +59,16 @@ class HoldCause(enum.Enum):
 CLOSING = frozenset({StopKind.OPERATOR, StopKind.INSTANCE, StopKind.DELETE})
 """Stops after which no request starts the instance again (lifecycle 20)."""
 
-YIELDING = frozenset({StopKind.PRESSURE, StopKind.IDLE, StopKind.RECLAIM, StopKind.GROWTH, StopKind.FAILED_PARK})
+YIELDING = frozenset(
+    {
+        StopKind.PRESSURE,
+        StopKind.IDLE,
+        StopKind.RECLAIM,
+        StopKind.GROWTH,
+        StopKind.CUT_REQUEST,
+        StopKind.FAILED_PARK,
+    }
+)
 """Stops that nobody insists on: they give way to a start, and to a drain that does not end in time."""
 
 ABRUPT = frozenset({StopKind.EXIT, StopKind.MISMATCH, StopKind.SATURATION, StopKind.FAILED_WAKE, StopKind.FAILED_START})

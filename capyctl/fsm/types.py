@@ -110,6 +110,7 @@ class StopKind(enum.Enum):
     IDLE = "idle"
     RECLAIM = "reclaim"
     GROWTH = "growth"
+    CUT_REQUEST = "cut_request"
     DRAIN = "drain"
     REVISION = "revision"
     EXIT = "exit"

@@ -200,7 +200,7 @@ def test_what_cannot_park_is_refused_to_an_operator_and_stopped_for_a_switch_or_
 
 @pytest.mark.parametrize(
     ("more", "kind"),
-    [({"settle_at_stop": True}, StopKind.FAILED_PARK), ({"outgrown": True}, StopKind.GROWTH)],
+    [({"settle_at_stop": True}, StopKind.CUT_REQUEST), ({"outgrown": True}, StopKind.GROWTH)],
 )
 def test_a_park_that_must_be_a_stop_keeps_on_demand_activation(more: dict[str, bool], kind: StopKind):
     """Lifecycle 4.4, invariant 36; none of these kinds closes on-demand activation (20)."""

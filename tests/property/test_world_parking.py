@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from simulation import checked
 from world import Shell, shell
-from world_values import CUSTOM, RAM, VLLM, Model, gib, policy
+from world_values import CUSTOM, RAM, SGLANG, VLLM, Model, gib, policy
 
 from capyctl.control import views
 from capyctl.control.book import Settings
@@ -396,6 +396,24 @@ def test_an_operator_who_parks_is_told_what_really_happened() -> None:
     assert opened is not None
     assert opened["state"] == "succeeded"
     assert [row["reason"] for row in opened["instances"]] == ["its parked copy outgrew the bound"]
+
+
+def test_a_park_that_a_cut_request_turns_into_a_stop_says_so_and_not_that_a_park_failed() -> None:
+    here, (a,) = world(attrs.evolve(DEEP, traits=SGLANG))
+    here.start(a)
+    here.run(30_000, until=lambda: here.lane(a).gate_open)
+    client = here.ask("a", nameable=False, stream=False, answer_ms=20_000)
+    here.run(2_000)
+    here.hang_up(client)
+    key = here.park(a)
+    here.run(120_000)
+    opened = views.operation(here.world, here.reply(key).receipt.operation)  # type: ignore[union-attr, arg-type]
+    assert opened is not None
+    assert opened["state"] == "succeeded"
+    assert [row["reason"] for row in opened["instances"]] == ["a cut request ended only with its engine"]
+    view = views.deployment(here.world, a, Millis(here.now))
+    assert view is not None
+    assert view["instances"][0]["stopped"]["kind"] == "cut_request"
 
 
 def test_a_park_in_which_the_engine_dies_says_that_it_ended() -> None:

@@ -84,16 +84,26 @@ def test_status_shows_the_reason_and_who_a_model_was_stopped_for(shell: Shell, r
 @pytest.mark.parametrize(
     ("instance", "line"),
     [
-        ({"parked": {"first_bytes": {}, "latest_bytes": {}, "growth": True}}, "the next park stops it"),
-        ({"stopped": {"kind": "growth", "for": None, "switch_id": None}}, "so it was stopped instead"),
+        (
+            {"parked": {"first_bytes": {}, "latest_bytes": {}, "growth": True}},
+            "its copy outgrew the bound, the next park stops it",
+        ),
+        (
+            {"stopped": {"kind": "growth", "for": None, "switch_id": None}},
+            "its copy outgrew the bound, so it was stopped instead",
+        ),
+        (
+            {"stopped": {"kind": "cut_request", "for": None, "switch_id": None}},
+            "a cut request ended only with its engine, so it was stopped instead",
+        ),
     ],
 )
-def test_a_copy_that_outgrew_its_bound_is_shown(shell: Shell, role: FakeRole, instance: dict, line: str) -> None:
+def test_a_park_that_is_a_stop_is_shown_with_its_reason(
+    shell: Shell, role: FakeRole, instance: dict, line: str
+) -> None:
     writer = role.add("writer")
     writer["instances"][0] |= instance
-    assert (
-        f"  Parked    instance 0: its copy outgrew the bound, {line}\n" in shell("status", "deployment", "writer").out
-    )
+    assert f"  Parked    instance 0: {line}\n" in shell("status", "deployment", "writer").out
 
 
 def test_a_context_above_the_cache_and_requests_below_the_wish_are_shown(shell: Shell, role: FakeRole) -> None:
