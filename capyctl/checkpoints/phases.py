@@ -8,7 +8,7 @@ Source: memory 4.2, 4.3, 7; engines 13.1, 13.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -196,41 +196,68 @@ def _declared_phase(
     return Allocation(bytes=amounts, claims=machine.claims if uses else (), host_kv=host_kv)
 
 
+@attrs.frozen(kw_only=True)
+class TooLarge:
+    """A phase of which no admission of this host could grant the bytes on a domain, and the most that it grants."""
+
+    phase: Phase
+    domain: Domain
+    needs: int
+    most: int
+
+
+def too_large(
+    phases: Mapping[Phase, Allocation], provenance: Mapping[Phase, str], policy: HostPolicy
+) -> TooLarge | None:
+    """The first amount that this host can never grant, if there is one."""
+    for phase, allocation in phases.items():
+        for domain, amount in allocation.bytes.items():
+            most = most_of(policy, domain)
+            if amount > most and provenance[phase] != "whole_host":
+                return TooLarge(phase=phase, domain=domain, needs=amount, most=most)
+    return None
+
+
+def most_of(policy: HostPolicy, domain: Domain) -> int:
+    """What may be charged on a domain at all, bytes."""
+    limits = policy.domains[domain]
+    return min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
+
+
 def check_fits(
-    phases: Mapping[Phase, Allocation], provenance: Mapping[Phase, str], policy: HostPolicy, document: Deployment
+    phases: Mapping[Phase, Allocation],
+    provenance: Mapping[Phase, str],
+    policy: HostPolicy,
+    document: Deployment,
+    way_out: Callable[[TooLarge], str],
 ) -> None:
     """Refuse now what no admission on this host could ever grant.
 
+    Args:
+      way_out: what the document may say instead, for what is too large.
     Raises: Refusal `insufficient_device_memory` or `insufficient_resources` with figures; not retryable.
     """
-    for phase, allocation in phases.items():
-        for domain, amount in allocation.bytes.items():
-            limits = policy.domains[domain]
-            most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
+    for allocation in phases.values():
+        for domain in allocation.bytes:
             _check_host_kv(allocation, domain, policy, document.name)
-            if amount <= most or provenance[phase] == "whole_host":
-                continue
-            card = limits.kind is DomainKind.DEVICE
-            needs, there = larger(amount, most)
-            raise Refusal(
-                "insufficient_device_memory" if card else "insufficient_resources",
-                f"{document.name} needs {needs} on {domain} of {policy.name} {WHILE[phase]}; "
-                f"at most {there} may be used there. {_way_out(document)}",
-                details={"domain": domain, "needs_bytes": amount, "limit_bytes": most, "host": policy.name},
-                retryable=False,
-            )
-
-
-def _way_out(document: Deployment) -> str:
-    """What of the document makes it so large: what it states, else what it may state."""
-    if document.resources is not None:
-        return "Lower what the document states in resources, or choose a smaller model"
-    engine, memory = document.engine_config, document.engine_config.memory
-    stated = [f"memory.{name}" for name in ("request", "kv_cache", "startup") if getattr(memory, name) is not None]
-    stated += [name for name in ("context_length", "max_concurrent_requests") if getattr(engine, name) is not None]
-    if stated:
-        return f"Lower {' or '.join(stated)}, or choose a smaller model"
-    return "Choose a smaller model, or state a lower context_length"
+    found = too_large(phases, provenance, policy)
+    if found is None:
+        return
+    needs, there = larger(found.needs, found.most)
+    raise Refusal(
+        "insufficient_device_memory"
+        if policy.domains[found.domain].kind is DomainKind.DEVICE
+        else "insufficient_resources",
+        f"{document.name} needs {needs} on {found.domain} of {policy.name} {WHILE[found.phase]}; "
+        f"at most {there} may be used there. {way_out(found)}",
+        details={
+            "domain": found.domain,
+            "needs_bytes": found.needs,
+            "limit_bytes": found.most,
+            "host": policy.name,
+        },
+        retryable=False,
+    )
 
 
 def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, name: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from capyctl.checkpoints import host_memory
+from capyctl.checkpoints import host_memory, ways_out
 from capyctl.checkpoints.machines import Machine, machine_of
 from capyctl.checkpoints.phases import (
     HOST_OVERHEAD_BYTES,
@@ -121,7 +121,7 @@ def check_unmeasured(
         return None
     parks = document.residency is not None or (states_parking(document) and machine.has_gpu)
     phases = declared_phases(document, policy, machine, provisional if parks else Residency.RESTART_ONLY)
-    check_fits(phases, dict.fromkeys(phases, "declared"), policy, document)
+    check_fits(phases, dict.fromkeys(phases, "declared"), policy, document, lambda _: ways_out.OF_RESOURCES)
     return phases
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import attrs
 
-from capyctl.checkpoints import cache_server, host_memory, longest_context, sizing_llamacpp, sizing_tensors
+from capyctl.checkpoints import cache_server, host_memory, longest_context, sizing_llamacpp, sizing_tensors, ways_out
 from capyctl.checkpoints.machines import Machine, machine_of
-from capyctl.checkpoints.phases import Needs, check_fits, declared_phases, derived_phases
+from capyctl.checkpoints.phases import Needs, TooLarge, check_fits, declared_phases, derived_phases, too_large
 from capyctl.checkpoints.time_limits import limits
 from capyctl.documents.deployment import Deployment
 from capyctl.errors import Refusal
@@ -23,8 +23,6 @@ from capyctl.fsm.types import Phase, Residency
 from capyctl.ledger.types import Allocation, HostPolicy, Plan
 from capyctl.units import gib
 
-SPLIT = ("vllm", "sglang")
-"""Families whose engines spread one model over several cards of a machine."""
 PARSERS = ("tool_call_parser", "tool_call_parser_source", "reasoning_parser", "reasoning_parser_source")
 ROUTER_BOUND = 32
 """Requests that run at once on one instance of an engine whose own limit is not known."""
@@ -52,12 +50,21 @@ def derive_plan(
       `missing_system_allocation`, `multi_gpu_unsupported` for ranks of a family that runs on one device,
       `host_ineligible` for cards that the host has not, `capability_missing:lmcache` for a required cache server.
     """
-    if document.topology.ranks > 1 and family not in SPLIT:
+    if document.topology.ranks > 1 and family not in ways_out.SPLIT:
         raise Refusal("multi_gpu_unsupported", f"{document.name}: {family} runs on one device here; leave topology out")
     machine = machine_of(document, policy)
     weights = weights_of(facts)
     server = cache_server.server_bytes(facts, document, family, residency)
     told = host_memory.taken(facts, document, family)
+
+    def derived(stating: Deployment) -> Needs:
+        return attrs.evolve(
+            _needs(facts, stating, machine, family, residency),
+            cache_server_bytes=server,
+            host_bytes=told.bytes,
+            host_kv_bytes=told.cache,
+        )
+
     if document.resources is not None:
         phases = declared_phases(document, policy, machine, residency)
         host_memory.check_declared(told, phases, machine, document.name)
@@ -65,14 +72,31 @@ def derive_plan(
         left = host_memory.left_to_engine(told, phases[Phase.READY], machine)
         needs = _beside_resources(facts, document, machine, family, left)
     else:
-        needs = attrs.evolve(
-            _needs(facts, document, machine, family, residency),
-            cache_server_bytes=server,
-            host_bytes=told.bytes,
-            host_kv_bytes=told.cache,
-        )
+        needs = derived(document)
         phases, provenance = derived_phases(needs, machine, residency)
-    check_fits(phases, provenance, policy, document)
+
+    def would_fit(other: Deployment) -> bool:
+        try:
+            return too_large(*derived_phases(derived(other), machine, residency), policy) is None
+        except Refusal:
+            return False
+
+    def way_out(found: TooLarge) -> str:
+        if document.resources is not None:
+            return ways_out.OF_RESOURCES
+        over = phases[Phase.READY].on(found.domain) - found.most if found.domain in machine.domains else 0
+        return ways_out.of_derived(
+            document,
+            policy,
+            policy.domains[found.domain],
+            family=family,
+            cache=needs.cache,
+            excess=found.needs - found.most,
+            over=over,
+            fits=would_fit,
+        )
+
+    check_fits(phases, provenance, policy, document, way_out)
     built = bool(facts.get("kernels_built"))
     initialize, wake = limits(document, weights, request_deadline_ms, family=family, built=built)
     return Plan(

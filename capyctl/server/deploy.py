@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import attrs
 
 from capyctl.checkpoints.residency import check_unmeasured
-from capyctl.checkpoints.sizing import SPLIT
+from capyctl.checkpoints.ways_out import SPLIT
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Http

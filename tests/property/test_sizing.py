@@ -337,14 +337,21 @@ def test_a_cold_peak_above_the_limit_takes_the_whole_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine_config", "way_out"),
+    ("weights", "engine_config", "way_out"),
     [
-        ({"memory": {"kv_cache": "100GiB"}}, "Lower memory.kv_cache, or choose a smaller model"),
-        ({"memory": {"request": "100GiB"}}, "Lower memory.request, or choose a smaller model"),
-        ({}, "Choose a smaller model, or state a lower context_length"),
+        (40, {"memory": {"kv_cache": "30GiB"}}, "Lower memory.kv_cache to 20GiB, or choose a smaller model"),
+        (40, {"memory": {"request": "100GiB"}}, "Lower memory.request, or choose a smaller model"),
+        (57, {"context_length": 8_192}, "Lower context_length, or choose a smaller model"),
+        (57, {}, "State a lower context_length, or memory.kv_cache: 1GiB, or choose a smaller model"),
+        (70, {"memory": {"kv_cache": "30GiB"}}, "Choose a smaller model"),
+        (70, {"memory": {"request": "100GiB"}}, "Choose a smaller model"),
+        (70, {"context_length": 2_048}, "Choose a smaller model"),
+        (70, {}, "Choose a smaller model"),
     ],
 )
-def test_what_never_fits_is_told_to_lower_what_its_document_states(engine_config: dict[str, Any], way_out: str) -> None:
+def test_what_never_fits_is_told_what_of_its_document_would_make_it_fit(
+    weights: int, engine_config: dict[str, Any], way_out: str
+) -> None:
     with pytest.raises(CapyError) as caught:
-        derive_plan(facts(70 * GIB), deployment(engine_config), plain())
+        derive_plan(facts(weights * GIB), deployment(engine_config), plain())
     assert caught.value.message.endswith(f" may be used there. {way_out}")

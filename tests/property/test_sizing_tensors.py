@@ -102,6 +102,38 @@ def test_a_card_of_16_gb_is_charged_what_was_published() -> None:
     refused("insufficient_device_memory", facts(10 * GIB), deployment(), policy)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("config", [{}, {"context_length": 2_048}, {"memory": {"kv_cache": "4GiB"}}])
+def test_what_is_too_large_for_a_card_by_its_cache_is_told_a_cache_that_fits(
+    engine: str, config: dict[str, Any]
+) -> None:
+    policy = host(
+        system=domain(DomainKind.DISTINCT, 64 * GIB, 32 * GIB),
+        gpu0=domain(DomainKind.DEVICE, 24 * GIB, 22 * GIB, device="gpu0"),
+    )
+    weights = 18 * 10**9
+    said = refused("insufficient_device_memory", facts(weights), deployment(config, engine), policy)
+    what = "Lower memory.kv_cache to 2GiB" if "memory" in config else "State engine_config.memory.kv_cache: 2GiB"
+    assert said.endswith(f"may be used there. {what}, or choose a smaller model")
+    plan(facts(weights), deployment(config | {"memory": {"kv_cache": "2GiB"}}, engine), policy)
+    heavy = refused("insufficient_device_memory", facts(30 * GIB), deployment(config, engine), policy)
+    assert heavy.endswith("may be used there. Choose a smaller model")
+
+
+def test_a_context_that_the_smaller_cache_cannot_hold_and_cards_that_are_free_are_named() -> None:
+    policy = host(
+        system=domain(DomainKind.DISTINCT, 256 * GIB, 128 * GIB),
+        gpu0=domain(DomainKind.DEVICE, 24 * GIB, 22 * GIB, device="gpu0"),
+        gpu1=domain(DomainKind.DEVICE, 24 * GIB, 22 * GIB, device="gpu1"),
+    )
+    long = {"context_length": 32_768, "kv_cache_dtype": "auto"}
+    said = refused("insufficient_device_memory", facts(18 * 10**9), deployment(long), policy)
+    assert said.endswith(
+        "State engine_config.memory.kv_cache: 2GiB with a lower context_length, or choose a smaller model, "
+        "or more cards in topology"
+    )
+
+
 def test_a_start_larger_than_the_limit_takes_the_whole_host() -> None:
     made = plan(facts(60 * GIB), deployment({"memory": {"kv_cache": "4GiB"}}), spark())
     assert (on(made, Phase.COLD), made.provenance[Phase.COLD]) == (97 * GIB, "whole_host")
