@@ -17,8 +17,8 @@ from capyctl.documents.deployment import Deployment
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.units import Size
 
-STEPS_BYTES = (1 << 30, 1 << 26)
-"""Figures are whole GiB where one is left, else a multiple of this many bytes."""
+STEPS_BYTES = (1 << 30, 1 << 26, 1 << 20)
+"""A figure is a multiple of the first of these that it reaches."""
 SPLIT = ("vllm", "sglang")
 """Families whose engines spread one model over several cards of a machine."""
 OF_RESOURCES = "Lower what the document states in resources, or choose a smaller model"
@@ -105,7 +105,7 @@ def _cache_that_fits(
     left = (cache or 0) - over
     if cache is None or over <= 0 or left < STEPS_BYTES[-1]:
         return None
-    step = STEPS_BYTES[0] if left >= STEPS_BYTES[0] else STEPS_BYTES[-1]
+    step = next(step for step in STEPS_BYTES if left >= step)
     size, engine = Size(left // step * step), document.engine_config
     less = attrs.evolve(engine, memory=attrs.evolve(engine.memory, kv_cache=size, startup=None))
     if fits(attrs.evolve(document, engine_config=less)):

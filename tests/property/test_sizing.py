@@ -343,6 +343,11 @@ def test_a_cold_peak_above_the_limit_takes_the_whole_host() -> None:
         (40, {"memory": {"request": "100GiB"}}, "Lower memory.request, or choose a smaller model"),
         (57, {"context_length": 8_192}, "Lower context_length, or choose a smaller model"),
         (57, {}, "State a lower context_length, or memory.kv_cache: 1GiB, or choose a smaller model"),
+        (
+            57,
+            {"context_length": 8_192, "max_concurrent_requests": 5},
+            "Lower context_length or max_concurrent_requests, or choose a smaller model",
+        ),
         (70, {"memory": {"kv_cache": "30GiB"}}, "Choose a smaller model"),
         (70, {"memory": {"request": "100GiB"}}, "Choose a smaller model"),
         (70, {"context_length": 2_048}, "Choose a smaller model"),
