@@ -8,13 +8,15 @@ Source: lifecycle 18.3; api 7.9; decisions 15.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import attrs
 import trio
 
 from capyctl.clock import now_ms
+from capyctl.engines import latency
 from capyctl.errors import CapyError
-from capyctl.fsm.types import HostId, Incarnation, ProcessIdentity
+from capyctl.fsm.types import HostId, Incarnation, Millis, ProcessIdentity
 from capyctl.host import process
 from capyctl.host.custody import Custody
 from capyctl.host.devices import Observer
@@ -25,6 +27,7 @@ from capyctl.session import messages as m
 
 REPORTS_MAX = 256
 DOMAINS_EVERY_S = 1.0
+LATENCY_EVERY_S = 5.0  # the series only ever grow, and a large engine takes milliseconds to write them all down
 A_MOMENT_S = 0.001  # times are told in milliseconds, and the look is to be newer than what it was asked for
 ENDED_UNSEEN = "the engine ended while the host was not running"
 _log = logging.getLogger("capyctl.host.reports")
@@ -69,6 +72,8 @@ class Reports:
         """Sample an engine's gauges while it serves, and tell of its end, unless a command in progress does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_load, engine)
+            if engine.adapter.family in latency.SERIES:
+                nursery.start_soon(self._report_latency, engine)
             nursery.start_soon(self.custody.oversee, engine, self.grace_s)
             nursery.start_soon(self.custody.note_arrivals, engine)
             await engine.ended.wait()
@@ -108,6 +113,21 @@ class Reports:
                 await engine.read_now.wait()
             engine.read_now = trio.Event()
 
+    async def _report_latency(self, engine: Engine) -> None:
+        """What cannot be read is no report: the last one ages."""
+        family = engine.adapter.family
+        while True:
+            if engine.answers:
+                asked_at = now_ms()
+                try:
+                    status, page = await engine.client.get("/metrics")
+                except (ConnectionError, TimeoutError):  # its gauges tell whether it is silent
+                    status, page = 0, b""
+                found = latency.histograms(page.decode("utf-8", "replace"), family) if status == 200 else {}
+                if found:
+                    self._say(_latency_report(engine.incarnation, asked_at, family, found))
+            await trio.sleep(LATENCY_EVERY_S)
+
     # --- memory ----------------------------------------------------------------------------------------------
 
     async def tell_domains(self, *, asked: bool = False) -> None:
@@ -138,6 +158,26 @@ class Reports:
             self.dropped += 1
         else:
             self._send.send_nowait(report)
+
+
+def _latency_report(
+    incarnation: Incarnation, asked_at: Millis, family: str, found: Mapping[str, latency.Histogram]
+) -> m.LatencyReport:
+    return m.LatencyReport(
+        seen_at_ms=asked_at,
+        incarnation=incarnation,
+        distributions=tuple(
+            m.Distribution(
+                figure=figure,
+                source=source,
+                count=found[figure].count,
+                sum_us=found[figure].sum_us,
+                buckets=tuple(m.Bucket(le_us=bound, count=count) for bound, count in found[figure].buckets),
+            )
+            for figure, source in latency.SERIES[family].items()
+            if figure in found
+        ),
+    )
 
 
 def _exit_report(

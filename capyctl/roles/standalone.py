@@ -243,6 +243,7 @@ async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall |
                 services = _services(settings, credentials, driver, world, store, desk, here, clock)
                 services.fetching, services.sources = links.fetching.progress, links.fetching.sources
                 services.measuring = links.measuring.progress
+                services.latencies = links.latencies.view
                 await _serve(settings, form, stopping, services, links, here, leaving)
                 outer.cancel_scope.cancel()
     finally:

@@ -23,6 +23,7 @@ from capyctl.fsm.proofs import Unsent
 from capyctl.fsm.types import Bytes, Domain, HostId, Incarnation, Millis, Phase, Token
 from capyctl.ledger.parked import may_be_left
 from capyctl.server.fetching import Fetching
+from capyctl.server.latency import Latencies
 from capyctl.server.log import Log
 from capyctl.server.measuring import Measuring, on_host, spec_of
 from capyctl.session import messages as m
@@ -61,8 +62,10 @@ class HostLinks:
     downloads: dict[HostId, str | None] = attrs.field(factory=dict)  # where each host keeps what it downloads
     fetching: Fetching = attrs.field(init=False)
     measuring: Measuring = attrs.field(init=False)
+    latencies: Latencies = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.latencies = Latencies(self.book)
         self.fetching = Fetching(self.book, self.clock, self._call)
         self.measuring = Measuring(book=self.book, clock=self.clock, call=self._call, downloads_root=self.downloads.get)
 
@@ -375,6 +378,9 @@ def listener(links: HostLinks, feed: Callable[[events.Event], None]) -> Callable
             return
         if isinstance(report, m.DigestProgress):
             links.measuring.heard(report)
+            return
+        if isinstance(report, m.LatencyReport):
+            links.latencies.heard(report)
             return
         event = links.heard(report)
         if event is not None:

@@ -161,6 +161,10 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
         asked = query("deployment")
         return answer(services.load(asked.get("deployment")))
 
+    async def latency() -> Response:
+        asked = query("deployment")
+        return answer(services.latency(asked.get("deployment")))
+
     async def memory_usage() -> Response:
         asked = query("host", "deployment")
         deployment = asked.get("deployment")
@@ -198,6 +202,7 @@ def _reads(app: QuartTrio, services: Services, door: Door) -> None:
     get("/engines", list_engines)
     get("/model-sources", model_sources)
     get("/metrics/load", load)
+    get("/metrics/latency", latency)
     get("/usage", memory_usage)
     get("/installation", installation)
     get("/inference-listener", inference_listener)

@@ -86,6 +86,8 @@ class Services:
     """What is read of a deployment's files for their digest now, a row per host."""
     look_for_model: Callable[[Spec], Awaitable[None]] | None = None
     """Looks whether the model's directories are there, where its host is this machine. Raises: Refusal."""
+    latencies: Callable[[Millis], dict[str, Any]] | None = None
+    """How long requests took, by the engines' own series."""
     facts: RoleFacts | None = None
 
     # --- commands --------------------------------------------------------------------------------
@@ -169,13 +171,13 @@ class Services:
 
     def load(self, deployment: str | None) -> dict[str, Any]:
         """Live load. Raises: Refusal `not_found` for an id that names no deployment."""
-        body = views.load(self.world, self.clock())
-        if deployment is None:
-            return body
-        rows = [row for row in body["deployments"] if row["deployment_id"] == deployment]
-        if not rows:
-            raise Refusal("not_found", f"there is no deployment {deployment}")
-        return {**body, "deployments": rows}
+        return _of_one(views.load(self.world, self.clock()), deployment)
+
+    def latency(self, deployment: str | None) -> dict[str, Any]:
+        """Latency distributions. Raises: Refusal `not_found` for an id that names no deployment."""
+        if self.latencies is None:
+            raise Refusal("unavailable", "the role is starting; ask again")
+        return _of_one(self.latencies(self.clock()), deployment)
 
     def usage(self, host: HostId | None, deployment: DeploymentId | None) -> dict[str, Any]:
         """Memory by domain and deployment, of one of them when it is named. Raises: Refusal `not_found`."""
@@ -383,6 +385,16 @@ class Services:
 
     def _shown(self, lane: Lane) -> str:
         return f"{self.world.book.deployments[lane.deployment].spec.name}/{lane.index}"
+
+
+def _of_one(body: dict[str, Any], deployment: str | None) -> dict[str, Any]:
+    """Figures of all deployments, or of one. Raises: Refusal `not_found` for an id that names none."""
+    if deployment is None:
+        return body
+    rows = [row for row in body["deployments"] if row["deployment_id"] == deployment]
+    if not rows:
+        raise Refusal("not_found", f"there is no deployment {deployment}")
+    return {**body, "deployments": rows}
 
 
 def shown_document(text: str) -> dict[str, Any]:

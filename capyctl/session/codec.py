@@ -90,6 +90,7 @@ REPORTS: Final[Mapping[type, str]] = {
     messages.Spawned: "spawned",
     messages.MemberExit: "member_exit",
     messages.LoadReport: "load_report",
+    messages.LatencyReport: "latency_report",
     messages.EngineSilent: "engine_silent",
     messages.Domains: "domains",
     messages.ProfilesChanged: "profiles_changed",

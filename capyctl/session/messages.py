@@ -412,6 +412,33 @@ class LoadReport(Report):
 
 
 @attrs.frozen(kw_only=True)
+class Bucket:
+    """How many requests took at most `le_us` microseconds; None: any."""
+
+    le_us: int | None
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class Distribution:
+    """One figure of an engine's requests since it began: ttft, e2e or queue. `source` is the engine's own series."""
+
+    figure: str
+    source: str
+    count: int
+    sum_us: int
+    buckets: tuple[Bucket, ...]
+
+
+@attrs.frozen(kw_only=True)
+class LatencyReport(Report):
+    """How long an engine's requests took, by its own histograms; it was asked at `seen_at_ms`."""
+
+    incarnation: Incarnation
+    distributions: tuple[Distribution, ...]
+
+
+@attrs.frozen(kw_only=True)
 class EngineSilent(Report):
     """An engine answers no gauge, for longer than slowness explains. Told again while that is so."""
 

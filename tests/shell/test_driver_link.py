@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import attrs
 import pytest
 import trio
@@ -40,7 +42,8 @@ from capyctl.fsm.types import (
     Role,
 )
 from capyctl.ledger.types import Allocation, Plan
-from capyctl.server.hosts import HostLinks
+from capyctl.server.hosts import HostLinks, listener
+from capyctl.session import codec
 from capyctl.session import messages as m
 from capyctl.session.memory import MemoryLink
 
@@ -417,3 +420,14 @@ def test_reports_become_facts():
     assert made.heard(m.ProfilesChanged(seen_at_ms=5, host=HOST, profiles=(profile,))) == events.ProfilesPublished(
         host=HOST, installations={"p": "0.32.0 /opt/vllm"}, now_ms=1_000
     )
+
+
+def test_how_long_requests_took_is_no_fact_of_the_world_and_is_kept_for_whoever_asks():
+    made, fed = links(None), []
+    bucket = m.Bucket(le_us=None, count=1)
+    figure = m.Distribution(figure="ttft", source="vllm:ttft", count=1, sum_us=5, buckets=(bucket,))
+    report = m.LatencyReport(seen_at_ms=900, incarnation=RUN, distributions=(figure,))
+    listener(made, fed.append)(report)
+    assert fed == []
+    assert codec.decode_message(json.loads(codec.canonical(codec.encode_message(report)))) == report
+    assert RUN.lane not in made.latencies.last, "nobody has such an instance"

@@ -265,3 +265,29 @@ def test_a_salt_arrives_as_a_digest_and_no_header_of_the_client_does(here: ParkM
     assert len(set(digests)) == 6, "one salt, three deployments: three caches"
     for place in [here.log_path, *(made.prefix / "journal.jsonl" for made in here.installations.values())]:
         assert "tenant@7" not in place.read_text()
+
+
+# --- how long requests took ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "family"), [("ada", "vllm"), ("tom", "sglang")])
+def test_the_engines_own_latency_series_are_told_per_deployment(here: ParkMachine, name: str, family: str) -> None:
+    asked = len(here.installations[family].calls(CHAT, of=name))
+    assert here.ask(name).status == 200
+
+    def told_of() -> dict[str, dict[str, Any]]:
+        identity = here.view(name)["id"]
+        (row,) = here.manage("GET", f"/metrics/latency?deployment={identity}")["deployments"]
+        (one,) = row["instances"]
+        assert row["name"] == name
+        return {} if one["sample"] is None else {found["figure"]: found for found in one["sample"]["distributions"]}
+
+    until(lambda: told_of().get("e2e", {}).get("count", 0) > asked, what="a sample with the last request in it")
+    found = told_of()
+    assert set(found) == {"ttft", "e2e", "queue"}
+    assert {one["tier"] for one in found.values()} == {"engine"}
+    assert all(one["source"].startswith(f"{family}:") for one in found.values())
+    assert found["e2e"]["sum_us"] >= found["ttft"]["sum_us"] > 0
+    (shown,) = json.loads(here.ok("status", "deployment", name, "--json").out)["latency"]
+    assert [one["figure"] for one in shown["sample"]["distributions"]] == ["ttft", "e2e", "queue"]
+    assert found["e2e"]["buckets"][-1] == {"le_us": None, "count": found["e2e"]["count"]}

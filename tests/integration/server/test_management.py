@@ -446,6 +446,7 @@ async def test_the_snapshot_and_every_other_read_start_nothing_and_hold_no_secre
         f"/hosts/{HOST}",
         "/engines",
         "/metrics/load",
+        "/metrics/latency",
         "/usage",
         "/installation",
         "/inference-listener",
@@ -479,6 +480,11 @@ async def test_hosts_engines_and_the_installation_are_described(here):
     _, load = await here.ask("GET", f"/metrics/load?deployment={view['id']}")
     assert [row["name"] for row in load["deployments"]] == ["notes"]
     assert (await here.ask("GET", f"/metrics/load?deployment={ulid.fresh()}"))[0] == 404
+    _, latency = await here.ask("GET", f"/metrics/latency?deployment={view['id']}")
+    assert [(row["name"], [one["sample"] for one in row["instances"]]) for row in latency["deployments"]] == [
+        ("notes", [None])
+    ]
+    assert (await here.ask("GET", f"/metrics/latency?deployment={ulid.fresh()}"))[0] == 404
 
 
 async def test_memory_is_shown_by_domain_and_by_deployment(here):
