@@ -92,7 +92,13 @@ def _samples(text: str) -> Iterator[tuple[str, str, float | None, float | None]]
         found = _LINE.fullmatch(line)
         if found is not None:
             bound = _BOUND.search(found["labels"] or "")
-            yield found["series"], found["part"], _number(bound[1]) if bound else None, _number(found["value"])
+            value = _number(found["value"])
+            yield (
+                found["series"],
+                found["part"],
+                _number(bound[1]) if bound else None,
+                None if value == math.inf else value,
+            )
 
 
 def _number(text: str) -> float | None:
