@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
+
+from capyctl.engines.metrics import count, samples, sums
 
 BUCKETS_MAX: Final = 64
 """More upper bounds in one histogram are no latency series of an engine that CapyCTL knows."""
@@ -34,11 +36,8 @@ SERIES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Family -> figure -> the engine's series. ttft: to the first token, e2e: the whole request, queue: until it ran."""
 
-
-_LINE: Final = re.compile(
-    r"(?P<series>[a-zA-Z0-9:_]+)_(?P<part>bucket|count|sum)(?:\{(?P<labels>.*)\})?[ \t]+(?P<value>\S+)(?:[ \t].*)?"
-)
 _BOUND: Final = re.compile(r'(?:^|,)[ \t]*le="([^"]*)"')
+_LARGEST_S: Final = 1 << 43  # of which a session can still carry the microseconds
 
 
 @attrs.frozen(kw_only=True)
@@ -50,60 +49,41 @@ class Histogram:
     buckets: tuple[tuple[int | None, int], ...]
 
 
-def histograms(text: str, family: str) -> dict[str, Histogram]:
+def histograms(page: str, family: str) -> dict[str, Histogram]:
     """Each figure that a metrics page states for the family, its labels summed (ranks, models).
 
     A series that is incomplete, or holds something that is no count, is left out: half of it would be a lie.
+    Raises: Failure as `samples`.
     """
-    wanted = {series: figure for figure, series in SERIES.get(family, {}).items()}
-    counts: dict[str, float] = {}
-    sums: dict[str, float] = {}
-    buckets: dict[str, dict[float, float]] = {}
-    spoilt: set[str] = set()
-    for series, part, bound, value in _samples(text):
-        figure = wanted.get(series)
-        if figure is None:
-            continue
-        if value is None or (part == "bucket" and bound is None):
-            spoilt.add(figure)
-        elif part == "count":
-            counts[figure] = counts.get(figure, 0.0) + value
-        elif part == "sum":
-            sums[figure] = sums.get(figure, 0.0) + value
-        elif bound is not None:
-            of = buckets.setdefault(figure, {})
-            of[bound] = of.get(bound, 0.0) + value
-    found = {}
-    for figure in counts.keys() & sums.keys() & buckets.keys() - spoilt:
-        rows = sorted(buckets[figure].items())
-        rising = all(one[1] <= other[1] for one, other in itertools.pairwise(rows))
-        if len(rows) <= BUCKETS_MAX and rows[-1] == (math.inf, counts[figure]) and rising:
-            found[figure] = Histogram(
-                count=int(counts[figure]),
-                sum_us=round(sums[figure] * 1e6),
-                buckets=tuple((None if bound == math.inf else round(bound * 1e6), int(upto)) for bound, upto in rows),
-            )
-    return found
+    read = {figure: _histogram(page, series) for figure, series in SERIES.get(family, {}).items()}
+    return {figure: one for figure, one in read.items() if one is not None}
 
 
-def _samples(text: str) -> Iterator[tuple[str, str, float | None, float | None]]:
-    """(series, bucket | count | sum, upper bound in seconds, value) of each line of a histogram; None: no number."""
-    for line in text.splitlines():
-        found = _LINE.fullmatch(line)
-        if found is not None:
-            bound = _BOUND.search(found["labels"] or "")
-            value = _number(found["value"])
-            yield (
-                found["series"],
-                found["part"],
-                _number(bound[1]) if bound else None,
-                None if value == math.inf else value,
-            )
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
+def _histogram(page: str, series: str) -> Histogram | None:
+    named_count, named_sum = f"{series}_count", f"{series}_sum"
+    totals = sums(page, (named_count, named_sum))
+    upto: dict[float, float] = {}
+    for _, labels, value in samples(page, (f"{series}_bucket",)):
+        bound = _upper_bound(labels)
+        if value is None or bound is None:
+            return None
+        upto[bound] = upto.get(bound, 0.0) + value
+    rows = sorted(upto.items())
+    rising = all(one[1] <= other[1] for one, other in itertools.pairwise(rows))
+    whole = rows and rows[-1] == (math.inf, totals.get(named_count)) and totals.get(named_sum, math.inf) < _LARGEST_S
+    if not whole or not rising or len(rows) > BUCKETS_MAX:
         return None
-    return value if value >= 0 and (value < 1 << 53 or value == math.inf) else None
+    return Histogram(
+        count=int(totals[named_count]),
+        sum_us=round(totals[named_sum] * 1e6),
+        buckets=tuple((None if bound == math.inf else round(bound * 1e6), int(count)) for bound, count in rows),
+    )
+
+
+def _upper_bound(labels: str) -> float | None:
+    """In seconds; None of a bucket that does not state it."""
+    found = _BOUND.search(labels)
+    if found is None:
+        return None
+    bound = math.inf if found[1] == "+Inf" else count(found[1])
+    return None if bound is None or _LARGEST_S < bound < math.inf else bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from capyctl.engines.adapter import Client
@@ -139,35 +139,3 @@ def same(what: str, seen: Any, rendered: Any) -> None:
             "effective_args_mismatch",
             f"{what} was rendered as {rendered!r} and the engine runs with {str(seen)[:100]!r}",
         )
-
-
-async def read_metrics(client: Client, names: Sequence[str], path: str = "/metrics") -> dict[str, float]:
-    """The named gauges of a Prometheus page. Raises: Failure `engine_error`, also when one is not there."""
-    status, body = await client.get(path)
-    if status != 200:
-        raise Failure("engine_error", f"{path} answered {status}")
-    found = gauge_sums(body.decode("utf-8", "replace"), names)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise Failure("engine_error", f"{path} does not state {missing[0]}")
-    return found
-
-
-def gauge_sums(text: str, names: Sequence[str]) -> dict[str, float]:
-    """Each named gauge, summed over its labels; a sample that is no finite count takes the gauge away."""
-    wanted, found, spoilt = frozenset(names), dict[str, float](), set[str]()
-    for line in text.splitlines():
-        head, brace, rest = line.partition("{")
-        name = head if brace else line.partition(" ")[0]
-        if name not in wanted:
-            continue
-        # A label's text may hold braces and spaces; the value follows the last closing one.
-        sample = (rest.rpartition("}")[2] if brace else line.partition(" ")[2]).split()
-        try:
-            value = float(sample[0])
-        except (ValueError, IndexError):
-            value = -1.0
-        if not 0 <= value < 1 << 53:
-            spoilt.add(name)
-        found[name] = found.get(name, 0.0) + value
-    return {name: value for name, value in found.items() if name not in spoilt}

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from capyctl.clock import now_ms
-from capyctl.engines import latency
+from capyctl.engines import latency, metrics
 from capyctl.errors import CapyError
 from capyctl.fsm.types import HostId, Incarnation, Millis, ProcessIdentity
 from capyctl.host import process
@@ -120,10 +120,9 @@ class Reports:
             if engine.answers:
                 asked_at = now_ms()
                 try:
-                    status, page = await engine.client.get("/metrics")
-                except (ConnectionError, TimeoutError):  # its gauges tell whether it is silent
-                    status, page = 0, b""
-                found = latency.histograms(page.decode("utf-8", "replace"), family) if status == 200 else {}
+                    found = latency.histograms(await metrics.read_page(engine.client), family)
+                except (ConnectionError, TimeoutError, CapyError):  # its gauges tell whether it is silent
+                    found = {}
                 if found:
                     self._say(_latency_report(engine.incarnation, asked_at, family, found))
             await trio.sleep(LATENCY_EVERY_S)

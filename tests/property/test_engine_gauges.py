@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from capyctl.engines.questions import gauge_sums
+from capyctl.engines.metrics import SAMPLES_MAX, sums
+from capyctl.errors import Failure
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,15 @@ from capyctl.engines.questions import gauge_sums
         ("a -1\n", {}),
         ("a 1\na x\n", {}),
         ("a\n", {}),
+        ("a 1\na{x 2\n", {}),
+        ("a 1\n{\n}\n a 2\n\x00\nb.c 7\n", {"a": 1.0}),
         ("", {}),
     ],
 )
 def test_a_gauge_is_the_sum_of_its_samples_or_nothing(text: str, found: dict[str, float]) -> None:
-    assert gauge_sums(text, ("a", "b")) == found
+    assert sums(text, ("a", "b")) == found
+
+
+def test_a_page_that_states_a_gauge_without_end_is_refused() -> None:
+    with pytest.raises(Failure, match="more than 65536 times"):
+        sums("a 1\n" * (SAMPLES_MAX + 1), ("a", "b"))

@@ -47,6 +47,8 @@ def test_families_without_series_have_none() -> None:
         PAGE.replace(" 2.0\n", " nan\n"),
         PAGE.replace(" 1.25\n", " -1\n"),
         PAGE.replace(" 1.25\n", " +Inf\n"),
+        PAGE.replace(" 1.25\n", " 9e15\n"),
+        PAGE.replace('le="0.5"', 'le="9e15"'),
         PAGE.replace(" 3.0\n", " inf\n"),
         PAGE.replace(" 3.0\n", " many\n"),
         "",

@@ -21,7 +21,8 @@ from capyctl.engines.custom.installation import pin
 from capyctl.engines.custom.options import RESERVED_ENV
 from capyctl.engines.environment import SYSTEM_PATH, reserved_reason
 from capyctl.engines.last_words import out_of_memory, worth_reading
-from capyctl.engines.questions import probe_chat, probe_decision, read_metrics
+from capyctl.engines.metrics import read_gauges
+from capyctl.engines.questions import probe_chat, probe_decision
 from capyctl.engines.registered import Registered
 from capyctl.errors import Failure, InvariantBroken, Refusal
 
@@ -115,7 +116,7 @@ class CustomAdapter(RestartOnly):
         if idle.is_json:
             figures = await _json_figures(client, idle)
         else:
-            found = await read_metrics(client, idle.names, idle.path)
+            found = await read_gauges(client, idle.names, path=idle.path)
             figures = [math.ceil(found[name]) for name in idle.names]
         running, waiting = (*figures, 0)[:2]
         return running, waiting, None

@@ -23,11 +23,13 @@ from capyctl.engines.last_words import out_of_memory, worth_reading
 from capyctl.engines.llamacpp.installation import CONFIG_FILE, check_config_file, fingerprint
 from capyctl.engines.llamacpp.options import POLICY
 from capyctl.engines.llamacpp.render import Launch, render
+from capyctl.engines.metrics import read_gauges
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.questions import first, probe_chat, probe_decision, read_json, same
 from capyctl.engines.registered import Registered
 from capyctl.errors import Failure, Refusal
 
+_RUNNING, _WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
 _MEMORY_WORDS = ("failed to allocate", "unable to allocate")
 _UNLOADED_WORDS = ("failed to load model", "error loading model", "failed to open gguf")
 
@@ -165,11 +167,9 @@ class LlamacppAdapter(RestartOnly):
         A failed `/slots` read loses the usage only. Raises: ConnectionError, TimeoutError; Failure
         `engine_error` when the gauges are not in the answer.
         """
-        status, body = await client.get("/metrics")
-        if status != 200:
-            raise Failure("engine_error", f"/metrics answered {status}")
-        running, waiting = parse_gauges(body.decode("utf-8", "replace"))
-        return running, waiting, await self._usage(client) if running else 0
+        found = await read_gauges(client, (_RUNNING, _WAITING))
+        running = int(found[_RUNNING])
+        return running, int(found[_WAITING]), await self._usage(client) if running else 0
 
     async def _usage(self, client: Client) -> int | None:
         try:
@@ -181,27 +181,6 @@ class LlamacppAdapter(RestartOnly):
     def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
         """(code, one line) when the engine's last lines name a typed failure, else None."""
         return classify(last_words)
-
-
-def parse_gauges(text: str) -> tuple[int, int]:
-    """`requests_processing` and `requests_deferred` of a Prometheus page.
-
-    Raises: Failure `engine_error` when one of them is missing or not a count.
-    """
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        name = name.partition("{")[0]
-        if name in ("llamacpp:requests_processing", "llamacpp:requests_deferred"):
-            try:
-                number = float(value.split()[0])
-                found[name.rpartition("_")[2]] = int(number) if 0 <= number < 1 << 31 else -1
-            except (ValueError, IndexError, OverflowError):
-                found[name.rpartition("_")[2]] = -1
-    running, waiting = found.get("processing", -1), found.get("deferred", -1)
-    if running < 0 or waiting < 0:
-        raise Failure("engine_error", "/metrics does not state how many requests run and wait")
-    return running, waiting
 
 
 def slot_usage_ppm(body: bytes) -> int | None:

@@ -7,7 +7,6 @@ Source: engines 4.1, 7, 12, 13, 15.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,11 +17,12 @@ from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines import parsers
 from capyctl.engines.adapter import Client, Command, LaunchFacts
 from capyctl.engines.environment import Reserved
+from capyctl.engines.metrics import ppm, read_gauges
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package, helper_argv
 from capyctl.engines.python.installed import Installed
 from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
-from capyctl.engines.questions import gauge_sums, probe_chat, probe_decision, same
+from capyctl.engines.questions import probe_chat, probe_decision, same
 from capyctl.engines.sglang import parking
 from capyctl.engines.sglang.failures import classify
 from capyctl.engines.sglang.installation import ENTRY, PACKAGE, aborts, install_helpers
@@ -138,15 +138,9 @@ class SglangAdapter(Installed):
         found = read_loads(body) if status == 200 else None
         if found is not None:
             return found
-        status, body = await client.get("/metrics")
-        if status != 200:
-            raise Failure("engine_error", f"/v1/loads states no load, and /metrics answered {status}")
-        sums = gauge_sums(body.decode("utf-8", "replace"), (RUNNING, WAITING, _USAGE))
-        missing = [name for name in (RUNNING, WAITING) if name not in sums]
-        if missing:
-            raise Failure("engine_error", f"/metrics does not state {missing[0]}")
+        sums = await read_gauges(client, (RUNNING, WAITING), (_USAGE,))
         usage = sums.get(_USAGE)
-        return int(sums[RUNNING]), int(sums[WAITING]), None if usage is None else _ppm(usage)
+        return int(sums[RUNNING]), int(sums[WAITING]), None if usage is None else ppm(usage)
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
         """What the fixed prompt is completed with; a decision model completes nothing.
@@ -223,11 +217,7 @@ def _count(value: Any) -> int:
 
 def _usage(row: Mapping[str, Any]) -> int:
     usage = row.get("token_usage", 0.0)
-    return _ppm(float(usage)) if isinstance(usage, (int, float)) else 0
-
-
-def _ppm(share: float) -> int:
-    return min(1_000_000, max(0, round(share * 1_000_000))) if math.isfinite(share) else 0
+    return ppm(float(usage)) if isinstance(usage, (int, float)) else 0
 
 
 def _decides(facts: LaunchFacts) -> bool:

@@ -16,11 +16,12 @@ from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines.adapter import Client, Command, LaunchFacts, RestartOnly
 from capyctl.engines.environment import Reserved
 from capyctl.engines.last_words import out_of_memory, worth_reading
+from capyctl.engines.metrics import ppm, read_gauges
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package
 from capyctl.engines.python.installed import Installed
 from capyctl.engines.python.openai_calls import served_entry
-from capyctl.engines.questions import answer, probe_chat, read_metrics
+from capyctl.engines.questions import answer, probe_chat
 from capyctl.engines.registered import Registered
 from capyctl.engines.tensorfold.installation import PACKAGE, check_toolchain, own_cuda_dirs
 from capyctl.engines.tensorfold.options import POLICY, RESERVED_ENV
@@ -122,10 +123,10 @@ class TensorfoldAdapter(Installed, RestartOnly):
             raise Failure("engine_error", "/health does not state requests_running and busy")
         running = max(running, int(busy))
         try:
-            found = await read_metrics(client, (_WAITING, _CACHE))
+            found = await read_gauges(client, (_WAITING, _CACHE))
         except (ConnectionError, TimeoutError, CapyError):
             return running, 0, None
-        return running, int(found[_WAITING]), min(1_000_000, int(found[_CACHE] * 1_000_000))
+        return running, int(found[_WAITING]), ppm(found[_CACHE])
 
     def failure(self, last_words: Sequence[str]) -> tuple[str, str] | None:
         """(code, one line) when the engine's last lines name a typed failure, else None."""

@@ -13,17 +13,18 @@ from capyctl.documents.deployment import parse_deployment
 from capyctl.engines import parsers
 from capyctl.engines.adapter import Client, Command, LaunchFacts
 from capyctl.engines.environment import Reserved
+from capyctl.engines.metrics import ppm, read_gauges
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package, helper_argv
 from capyctl.engines.python.installed import Installed
 from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
-from capyctl.engines.questions import gauge_sums, probe_chat, same
+from capyctl.engines.questions import probe_chat, same
 from capyctl.engines.vllm import sleep
 from capyctl.engines.vllm.failures import classify
 from capyctl.engines.vllm.installation import ENTRY, PACKAGE, install_helpers
 from capyctl.engines.vllm.options import POLICY, RESERVED_ENV
 from capyctl.engines.vllm.render import Launch, variables, words
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import CapyError, Refusal
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _USAGE = "vllm:kv_cache_usage_perc"  # from 0 to 1, despite its name
@@ -119,16 +120,9 @@ class VllmAdapter(Installed):
 
         Raises: ConnectionError, TimeoutError; Failure `engine_error` when the counts are not there.
         """
-        status, body = await client.get("/metrics")
-        if status != 200:
-            raise Failure("engine_error", f"/metrics answered {status}")
-        found = gauge_sums(body.decode("utf-8", "replace"), (RUNNING, WAITING, _USAGE))
-        missing = [name for name in (RUNNING, WAITING) if name not in found]
-        if missing:
-            raise Failure("engine_error", f"/metrics does not state {missing[0]}")
+        found = await read_gauges(client, (RUNNING, WAITING), (_USAGE,))
         usage = found.get(_USAGE)
-        ppm = None if usage is None else min(1_000_000, round(usage * 1_000_000))
-        return int(found[RUNNING]), int(found[WAITING]), ppm
+        return int(found[RUNNING]), int(found[WAITING]), None if usage is None else ppm(usage)
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
         """What the fixed prompt is completed with. Raises: Failure `engine_error`, `wake_mismatch`."""

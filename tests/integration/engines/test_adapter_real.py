@@ -17,7 +17,7 @@ from capyctl.checkpoints.sizing import derive_plan
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents.blocks import EngineProfile, Security
 from capyctl.documents.deployment import parse_deployment
-from capyctl.engines.llamacpp.adapter import LlamacppAdapter, classify, parse_gauges, slot_usage_ppm
+from capyctl.engines.llamacpp.adapter import LlamacppAdapter, classify, slot_usage_ppm
 from capyctl.engines.registered import Registered
 from capyctl.errors import CapyError, Failure, Refusal
 from capyctl.fsm.types import Bytes, Domain, HostId, Phase
@@ -326,12 +326,12 @@ async def test_a_property_that_drifted_is_named(facts: Facts, missing: dict[str,
     assert next(iter(missing)) in caught.value.message
 
 
-def test_gauges_are_read_by_their_names_alone() -> None:
-    page = "# HELP x\nllamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nother 5\n"
-    assert parse_gauges(page) == (2, 1)
-    for broken in ("", "llamacpp:requests_processing 1\n", page.replace(" 2", " nan"), page.replace(" 1", " -1")):
+async def test_gauges_are_read_by_their_names_alone() -> None:
+    page = "# HELP x\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 1\nother 5\n"
+    assert await adapter_for().gauges(Canned({"/metrics": (200, page.encode())})) == (0, 1, 0)
+    for broken in ("", "llamacpp:requests_processing 1\n", page.replace(" 0", " nan"), page.replace(" 1", " -1")):
         with pytest.raises(Failure):
-            parse_gauges(broken)
+            await adapter_for().gauges(Canned({"/metrics": (200, broken.encode())}))
 
 
 def test_usage_is_the_share_of_busy_slots() -> None:
