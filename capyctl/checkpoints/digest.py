@@ -161,21 +161,23 @@ def digest_listing(
     read, fresh, rows = 0, {}, []
     if progress is not None:
         progress(0, total)
-    for file in listing.files:
-        sha256 = known.get(file.identity)
-        if sha256 is None:
-            base = read
+    try:
+        for file in listing.files:
+            sha256 = known.get(file.identity)
+            if sha256 is None:
+                base = read
 
-            def advance(done: int, base: int = base) -> None:
-                if progress is not None:
-                    progress(base + done, total)
+                def advance(done: int, base: int = base) -> None:
+                    if progress is not None:
+                        progress(base + done, total)
 
-            sha256 = known[file.identity] = _hash_file(file, advance)
-            read += file.size_bytes
-            if file.size_bytes > SMALL_FILE_BYTES:
-                fresh[file] = sha256
-        rows.append([file.path, file.size_bytes, sha256])
-    cache.put(fresh)
+                sha256 = known[file.identity] = _hash_file(file, advance)
+                read += file.size_bytes
+                if file.size_bytes > SMALL_FILE_BYTES:
+                    fresh[file] = sha256
+            rows.append([file.path, file.size_bytes, sha256])
+    finally:
+        cache.put(fresh)  # whoever looks again reads the others no second time
     canonical = json.dumps(rows, ensure_ascii=True, separators=(",", ":")).encode()
     return Digest(digest=f"sha256:{hashlib.sha256(canonical).hexdigest()}", read_bytes=read)
 

@@ -18,6 +18,7 @@ from capyctl.checkpoints.digest import Progress, StatCache, digest_listing
 from capyctl.checkpoints.directory import Listing, list_files, pick_gguf, resolve_model
 from capyctl.checkpoints.drafts import draft_facts
 from capyctl.checkpoints.facts import gguf_facts
+from capyctl.checkpoints.reading import steadily
 from capyctl.checkpoints.tensor_facts import tensor_facts
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.engine_config import FAMILIES
@@ -82,14 +83,17 @@ class CheckpointStore:
           document expects another digest.
         """
         wanted = document if isinstance(document, Deployment) else parse_deployment(document, "the deployment")
-        # Headers first: a file that is no model is refused before its gigabytes are read.
-        listing, facts = self._looked_at(model_dir, wanted)
         expected = wanted.model.expected_digest
-        if self.trust_declared and expected is not None:
-            self.cache.vouch(listing, expected)
-            digest = expected
-        else:
-            digest = digest_listing(listing, self.cache, progress=progress).digest
+
+        def look() -> tuple[dict[str, Any], str]:
+            # Headers first: a file that is no model is refused before its gigabytes are read.
+            listing, facts = self._looked_at(model_dir, wanted)
+            if self.trust_declared and expected is not None:
+                self.cache.vouch(listing, expected)
+                return facts, expected
+            return facts, digest_listing(listing, self.cache, progress=progress).digest
+
+        facts, digest = steadily(look)
         if expected is not None and expected != digest:
             raise Refusal(
                 "checkpoint_mismatch",
@@ -102,7 +106,7 @@ class CheckpointStore:
 
         Raises: Refusal as `measure`, but for the digest.
         """
-        return self._looked_at(model_dir, wanted)[1]
+        return steadily(lambda: self._looked_at(model_dir, wanted))[1]
 
     def _looked_at(self, model_dir: Path, wanted: Deployment) -> tuple[Listing, dict[str, Any]]:
         listing = list_files(model_dir, self.models_root)
@@ -145,10 +149,14 @@ class CheckpointStore:
 
         Raises: Refusal `checkpoint_mismatch`.
         """
-        listing = list_files(model_dir, self.models_root)
-        if self.cache.vouched(listing, digest):
-            return
-        present = digest_listing(listing, self.cache, progress=progress).digest
+
+        def look() -> str:
+            listing = list_files(model_dir, self.models_root)
+            if self.cache.vouched(listing, digest):
+                return digest
+            return digest_listing(listing, self.cache, progress=progress).digest
+
+        present = steadily(look)
         if present != digest:
             raise Refusal(
                 "checkpoint_mismatch",

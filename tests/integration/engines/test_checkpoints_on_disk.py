@@ -414,6 +414,36 @@ def test_the_store_measures_and_verifies(tmp_path: Path) -> None:
     assert code_of(store.verify, model, measured.digest) == "checkpoint_mismatch"
 
 
+def test_a_file_that_gets_a_second_name_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    """Another model may be a link to it, or a backup: its status changes, and what it holds does not."""
+    model = fill(tmp_path / "m", "config.json", "other.gguf")
+    write_tiny(model / "a.gguf")
+    names = iter(f"second-{number}" for number in range(100))
+    read: list[int] = []
+    budget = 1
+
+    def meddle(done: int, total: int) -> None:
+        read.append(done)
+        nonlocal budget
+        if done and budget:
+            budget -= 1
+            os.link(model / "a.gguf", tmp_path / next(names))
+
+    store = CheckpointStore(None, tmp_path)
+    chosen = document(gguf_file="a.gguf")
+    measured = store.measure(model, chosen, meddle)
+    assert budget == 0
+    assert measured == CheckpointStore(None, tmp_path).measure(model, chosen)
+    assert read.count(0) == 2, "it was begun twice"
+    os.link(model / "a.gguf", tmp_path / next(names))
+    budget = 1
+    store.verify(model, measured.digest, meddle)
+    assert budget == 0
+    budget = 100
+    assert code_of(CheckpointStore(None, tmp_path).measure, model, chosen, meddle) == "checkpoint_mismatch"
+    assert budget == 95, "not for ever"
+
+
 def test_an_expected_digest_is_compared(tmp_path: Path) -> None:
     write_tiny(tmp_path / "m.gguf")
     store = CheckpointStore(None, None)
