@@ -41,22 +41,11 @@ def activate(book: Book, lane: Lane, wish: Wish) -> Refused | None:
 
 def take_up(book: Book, lane: Lane, wish: Wish) -> Refused | None:
     """Begin what a wish asks for, if the deployment may have something begun now; else it waits."""
-    owner = book.deployments[lane.deployment]
-    if owner.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
+    phase = book.deployments[lane.deployment].state.phase
+    if phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
         return None  # the instances of the old revision come to their end first
-    spec = owner.spec
-    return lanes.tell(
-        book,
-        lane,
-        facts.Activated(
-            now_ms=book.now_ms,
-            origin=wish.origin,
-            wait_ends_at_ms=wish.until_ms,
-            tier=spec.residency,
-            waits_idle=spec.traits.idle_signal and not spec.traits.parks,
-            needs_canary=spec.traits.parks,
-        ),
-    )
+    wanted = facts.Activated(now_ms=book.now_ms, origin=wish.origin, wait_ends_at_ms=wish.until_ms)
+    return lanes.tell(book, lane, wanted)
 
 
 def stop_lane(book: Book, lane: Lane, kind: StopKind, *, for_name: str | None = None, abrupt: bool = False) -> None:

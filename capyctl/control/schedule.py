@@ -313,7 +313,7 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
             plan = estimates.laid_out(owner.plans[ask.host], book.hosts[ask.host].policy, ask.phases)
             plan = attrs.evolve(plan, installation=book.installation(ask.host, owner.spec.profile))
             initialize = row.wish.initialize_ms if row.wish and row.wish.initialize_ms else plan.initialize_ms
-            revision = owner.state.revision
+            revision, traits = owner.state.revision, owner.spec.traits
             book.put_instance(
                 lane,
                 attrs.evolve(
@@ -339,6 +339,8 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
                     token=book.draw_token(),
                     deadline_ms=Millis(book.now_ms + initialize),
                     tier=owner.spec.residency,
+                    waits_idle=traits.idle_signal and not traits.parks,
+                    needs_canary=traits.parks,
                 ),
             )
         case Hold():

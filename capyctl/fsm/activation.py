@@ -295,9 +295,6 @@ def begin(state: State, event: f.Activated) -> State:
     """a fresh operation with a fresh attempt budget"""
     run = attrs.evolve(
         blank(state.run),
-        tier=event.tier,
-        waits_idle=event.waits_idle,
-        needs_canary=event.needs_canary,
         wait_ends_at_ms=event.wait_ends_at_ms,
         retry_at_ms=None,
         stopped=None,
@@ -331,7 +328,7 @@ def forget_failures(state: State, event: f.Revised) -> State:
 
 
 def arm(state: State, event: f.Placed) -> State:
-    """host, generation and token are set; the start's bound runs from here"""
+    """host, generation, token and the engine's facts are set; the start's bound runs from here"""
     return State(
         phase=state.phase,
         run=attrs.evolve(
@@ -341,7 +338,9 @@ def arm(state: State, event: f.Placed) -> State:
             token=event.token,
             deadline_ms=event.deadline_ms,
             charged=Phase.COLD,
-            tier=event.tier or state.run.tier,
+            tier=event.tier,
+            waits_idle=event.waits_idle,
+            needs_canary=event.needs_canary,
         ),
     )
 

@@ -38,16 +38,13 @@ class Fact:
 
 @attrs.frozen(kw_only=True)
 class Activated(Fact):
-    """Somebody wants it to serve. The engine's facts are those of the revision to start; a wake keeps its own.
+    """Somebody wants it to serve.
 
     `wait_ends_at_ms`: how long it may wait for memory (the waiter's deadline, the operator's limit); None: no bound.
     """
 
     origin: Origin
     wait_ends_at_ms: Millis | None = None
-    tier: Residency = Residency.RESTART_ONLY
-    waits_idle: bool = False
-    needs_canary: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -99,14 +96,16 @@ class Revised(Fact):
 class Placed(Fact):
     """The cold peak fits on `host` now. `generation` is freshly drawn, `deadline_ms` is the start's bound.
 
-    `tier`: as measuring has settled it since somebody asked; None: as it was asked for.
+    `tier`, `waits_idle`, `needs_canary`: facts of the engine that is launched; a wake keeps its own.
     """
 
     host: HostId
     generation: Generation
     token: Token
     deadline_ms: Millis
-    tier: Residency | None = None
+    tier: Residency = Residency.RESTART_ONLY
+    waits_idle: bool = False
+    needs_canary: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -120,7 +120,7 @@ class Run:
     """
 
     lane: Lane
-    # of the engine: facts that the start was asked with
+    # of the engine: facts of the revision that was launched
     tier: Residency = Residency.RESTART_ONLY
     waits_idle: bool = False  # no park control, but it can say that it is idle: asked before it is signalled
     needs_canary: bool = False  # a wake without the canary's answer proves nothing
@@ -185,9 +185,6 @@ def blank(run: Run) -> Run:
     """What is left of `run` once its engine is gone: the facts that outlive it."""
     return Run(
         lane=run.lane,
-        tier=run.tier,
-        waits_idle=run.waits_idle,
-        needs_canary=run.needs_canary,
         generation=run.generation,
         token=run.token,
         failures=run.failures,

@@ -152,17 +152,10 @@ STOPS = (
 )
 
 
-def demands(now: Millis, *, tier: Residency, waits_idle: bool, needs_canary: bool) -> Iterator[f.Fact]:
+def demands(now: Millis) -> Iterator[f.Fact]:
     """What people, requests, timers and switches ask."""
     for origin, ends in ((Origin.OPERATOR, None), (Origin.REQUEST, SOON)):
-        yield f.Activated(
-            now_ms=now,
-            origin=origin,
-            wait_ends_at_ms=ends,
-            tier=tier,
-            waits_idle=waits_idle,
-            needs_canary=needs_canary,
-        )
+        yield f.Activated(now_ms=now, origin=origin, wait_ends_at_ms=ends)
     for origin, switch in ((Origin.OPERATOR, None), (Origin.IDLE, None), (Origin.SWITCH, SWITCH)):
         for at_stop in (False, True):
             yield f.ParkRequested(
@@ -178,12 +171,12 @@ def demands(now: Millis, *, tier: Residency, waits_idle: bool, needs_canary: boo
     yield f.Revised(now_ms=now)
 
 
-def verdicts(run: Run, now: Millis) -> Iterator[f.Fact]:
+def verdicts(run: Run, now: Millis, traits: dict[str, Any]) -> Iterator[f.Fact]:
     """What the ledger and the scheduler answer, with a fresh token or generation and with an old one."""
     last = run.token or 0
     for token in (Token(last + 1), Token(last)):
         for generation in (Generation((run.generation or 0) + 1), Generation(run.generation or 0)):
-            yield f.Placed(now_ms=now, host=HOST, generation=generation, token=token, deadline_ms=SOON)
+            yield f.Placed(now_ms=now, host=HOST, generation=generation, token=token, deadline_ms=SOON, **traits)
         yield f.ParkAdmitted(now_ms=now, token=token, deadline_ms=SOON)
         yield f.WakeAdmitted(now_ms=now, token=token, deadline_ms=SOON)
         yield f.Turn(now_ms=now, token=token)
@@ -287,8 +280,8 @@ def gate_facts(run: Run, now: Millis, sessions: tuple[int, ...] = (1,)) -> Itera
 def everything(run: Run, traits: dict[str, Any]) -> Iterator[f.Fact]:
     """The whole alphabet of the three lives, at two instants: what fits the run, and what is stale in every way."""
     for now in (EARLY, LATE):
-        yield from demands(now, **traits)
-        yield from verdicts(run, now)
+        yield from demands(now)
+        yield from verdicts(run, now, traits)
         yield from outcomes(run, now)
         yield from happenings(run, now)
         yield f.SessionBegan(now_ms=now, session=1)
@@ -300,12 +293,12 @@ def few(instance: Instance, traits: dict[str, Any]) -> Iterator[f.Fact]:
     last = Token(run.token or 0)
     fresh, generation = Token(last + 1), Generation((run.generation or 0) + 1)
     for at_ms in (EARLY, LATE):
-        yield f.Activated(now_ms=at_ms, origin=Origin.REQUEST, wait_ends_at_ms=Millis(at_ms + 1), **traits)
+        yield f.Activated(now_ms=at_ms, origin=Origin.REQUEST, wait_ends_at_ms=Millis(at_ms + 1))
         yield f.Turn(now_ms=at_ms, token=fresh)
         yield f.Ticked(now_ms=at_ms)
         yield f.EngineExited(now_ms=at_ms, generation=Generation(run.generation or 99), role=Role.API, reason="words")
         yield f.Probed(now_ms=at_ms, token=last, same=same(run))
-    yield f.Activated(now_ms=now, origin=Origin.OPERATOR, **traits)
+    yield f.Activated(now_ms=now, origin=Origin.OPERATOR)
     for origin, switch in ((Origin.IDLE, None), (Origin.OPERATOR, None), (Origin.SWITCH, SWITCH)):
         yield f.ParkRequested(now_ms=now, origin=origin, switch=switch, drain_ends_at_ms=SOON)
     yield f.ParkRequested(now_ms=now, origin=Origin.SWITCH, switch=SWITCH, drain_ends_at_ms=SOON, settle_at_stop=True)
@@ -315,7 +308,7 @@ def few(instance: Instance, traits: dict[str, Any]) -> Iterator[f.Fact]:
     yield f.Withdrawn(now_ms=now, switch=SWITCH)
     yield f.Reopened(now_ms=now)
     yield f.Revised(now_ms=now)
-    yield f.Placed(now_ms=now, host=HOST, generation=generation, token=fresh, deadline_ms=SOON)
+    yield f.Placed(now_ms=now, host=HOST, generation=generation, token=fresh, deadline_ms=SOON, **traits)
     yield f.ParkAdmitted(now_ms=now, token=fresh, deadline_ms=SOON)
     yield f.WakeAdmitted(now_ms=now, token=fresh, deadline_ms=SOON)
     yield f.NotPlaced(now_ms=now, code="host_ineligible", reason="no host", final=True)

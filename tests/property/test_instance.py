@@ -132,8 +132,8 @@ def ready_instance() -> Instance:
     run = attrs.evolve(lives.NEW, generation=Generation(1))
     instance, orders = tell_all(
         born(LANE),
-        f.Activated(now_ms=EARLY, origin=Origin.REQUEST, wait_ends_at_ms=LATE, **TRAITS),
-        f.Placed(now_ms=EARLY, host=HOST, generation=Generation(1), token=Token(1), deadline_ms=LATE),
+        f.Activated(now_ms=EARLY, origin=Origin.REQUEST, wait_ends_at_ms=LATE),
+        f.Placed(now_ms=EARLY, host=HOST, generation=Generation(1), token=Token(1), deadline_ms=LATE, **TRAITS),
         f.Spawned(now_ms=EARLY, token=Token(1), processes=PROCESSES),
         f.LaunchReady(now_ms=EARLY, token=Token(1), processes=PROCESSES, usable=lives.usable(run), canary="42"),
     )
@@ -437,7 +437,7 @@ class Lane(RuleBasedStateMachine):
         if origin is Origin.OPERATOR and published(self.instance) in ("stopped", "failed"):
             self.stopped_by_hand = False
         bound = None if ends is None else Millis(self.now + ends)
-        self.feed(f.Activated(now_ms=self.when(), origin=origin, wait_ends_at_ms=bound, **TRAITS))
+        self.feed(f.Activated(now_ms=self.when(), origin=origin, wait_ends_at_ms=bound))
 
     @rule(verdict=st.sampled_from(("yes", "yes", "yes", "no", "later")))
     def the_scheduler_comes_by(self, verdict: str) -> None:
@@ -451,6 +451,7 @@ class Lane(RuleBasedStateMachine):
                         generation=Generation(self.generation),
                         token=self.fresh(),
                         deadline_ms=Millis(self.now + 60_000),
+                        **TRAITS,
                     )
                 )
             case Want.PLACE if verdict == "no":
