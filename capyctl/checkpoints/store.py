@@ -8,12 +8,14 @@ Source: engines 5 (checkpoint gate); config 5, 7.2; memory 5.4.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from capyctl.checkpoints import sources
 from capyctl.checkpoints.digest import Progress, StatCache, digest_listing
 from capyctl.checkpoints.directory import Listing, list_files, pick_gguf, resolve_model
 from capyctl.checkpoints.drafts import draft_facts
@@ -22,6 +24,7 @@ from capyctl.checkpoints.reading import steadily
 from capyctl.checkpoints.tensor_facts import tensor_facts
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.engine_config import FAMILIES
+from capyctl.documents.model_source import Local
 from capyctl.errors import Refusal
 
 LLAMACPP, CUSTOM = "llamacpp", "custom"
@@ -107,6 +110,21 @@ class CheckpointStore:
         Raises: Refusal as `measure`, but for the digest.
         """
         return steadily(lambda: self._looked_at(model_dir, wanted))[1]
+
+    def facts_here(self, wanted: Deployment, downloads: str) -> Mapping[str, Any] | None:
+        """`facts` of a deployment's model where it lies here; None while one of its sources is not downloaded.
+
+        Args:
+          downloads: the directory below which downloads lie.
+        Raises: Refusal as `resolve` and `facts`.
+        """
+        family = self._family(wanted)
+        for source, files in sources.fetched(wanted, family):
+            if not os.path.isdir(os.path.join(downloads, sources.place_of(source, files))):
+                return None
+        here = sources.placed(wanted, family, downloads)
+        assert isinstance(here.model.source, Local)  # it is placed
+        return self.facts(self.resolve(here.model.source.path), here)
 
     def _looked_at(self, model_dir: Path, wanted: Deployment) -> tuple[Listing, dict[str, Any]]:
         listing = list_files(model_dir, self.models_root)

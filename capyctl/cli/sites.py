@@ -14,7 +14,6 @@ from typing import Any
 
 import trio
 
-from capyctl.checkpoints import sources
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.documents import kinds, places, strict
 from capyctl.documents.deployment import Deployment
@@ -51,13 +50,13 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
     policy = limits_of(settings, host, memory, cards)
     half = settings.document.host
     store = checkpoints_of(settings, registry, None)
-    downloads = half.model_sources.path or settings.models_dir
+    downloads = str(half.model_sources.path or settings.models_dir)
     return Site(
         allowed=Allowed(host=host, name=policy.name, activation=Activation(half.lifecycle.activation), policy=policy),
         policy=policy,
         profiles=registry,
         request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
-        facts=partial(_facts, store, registry, downloads),
+        facts=partial(store.facts_here, downloads=downloads),
         source="this machine",
         silent=tuple(f"card {card.index}: {card.fault}" for card in cards if card.fault),
     )
@@ -113,7 +112,7 @@ def _site(path: str, host: Host) -> Site:
         source = document.model.source
         if isinstance(source, Local) and not os.path.isdir(models / source.path):
             return None
-        return _facts(store, registry, downloads, document)
+        return store.facts_here(document, downloads)
 
     policy = _policy(host)
     return Site(
@@ -135,20 +134,6 @@ def _shown(host: Host) -> dict[str, Any]:
     for profile in plain["runtime_profiles"].values():
         profile["env"] = dict.fromkeys(profile["env"], REDACTED)
     return plain
-
-
-def _facts(store: CheckpointStore, registry: Registry, downloads: str, document: Deployment) -> Facts | None:
-    """What a model's files say, without their digest; None while some of them are not downloaded.
-
-    Raises: Refusal as measuring them would.
-    """
-    family = registry.registered(document.profile).engine
-    for source, wanted in sources.fetched(document, family):
-        if not os.path.isdir(os.path.join(downloads, sources.place_of(source, wanted))):
-            return None
-    here = sources.placed(document, family, downloads)
-    assert isinstance(here.model.source, Local)  # it is placed
-    return store.facts(store.resolve(here.model.source.path), here)
 
 
 def _policy(host: Host) -> HostPolicy:

@@ -17,7 +17,6 @@ import trio
 
 from capyctl import ulid
 from capyctl.checkpoints.digest import StatCache
-from capyctl.checkpoints.directory import resolve_model
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.control.spec import Spec
 from capyctl.documents import places
@@ -46,11 +45,14 @@ from capyctl.host.ports import PortLeases
 from capyctl.ledger.charges import Ledger
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from capyctl.server.measuring import deployment_of
+from capyctl.server.preview import Site, accepted, judged
 
 IDENTITY_FILE: Final = "host.json"
 DIGESTS_FILE: Final = "digests.json"
 LOOK_S: Final = 2.0
-"""How long a deploy waits to see whether its model's directory is there."""
+"""How long a deploy waits for the first look at its model's files."""
+LOOKS: Final = trio.CapacityLimiter(2)
+"""First looks at one time. One that a disk holds back keeps its place until the disk answers."""
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
 
 
@@ -66,21 +68,33 @@ class Machine:
     registry: Registry
     ingress: Ingress
     journal: Journal
+    checkpoints: CheckpointStore
 
 
-async def look_for_model(models_root: Path, spec: Spec) -> None:
-    """Refuse a deployment on this machine whose model, or draft, is in no directory here: a slip of the pen is told to
-    who made it, before the name is taken. A file system that does not answer in time refuses nothing, measuring waits.
+async def look_at_model(store: CheckpointStore, site: Site, spec: Spec) -> None:
+    """Refuse a deployment on this machine for what its model's files show at once: that they are not there, that no
+    engine can load them, that they never fit. Whoever made the slip is told, before the name is taken.
 
-    Raises: Refusal `invalid_root`.
+    Headers and small files are read, within a bound. A file system that does not answer in time refuses nothing, and
+    neither does what is not downloaded yet: measuring waits for both.
+
+    Args:
+      site: this machine, whose `facts` are those of `store`.
+    Raises: Refusal with the code that measuring would end with.
     """
-    with trio.move_on_after(LOOK_S):
-        for source in deployment_of(spec).model.sources:
+
+    def look() -> None:
+        document = deployment_of(spec)
+        for source in document.model.sources:
             if isinstance(source, Local):
                 try:
-                    await trio.to_thread.run_sync(resolve_model, source.path, models_root, abandon_on_cancel=True)
+                    store.resolve(source.path)
                 except Refusal as missing:
                     raise Refusal(missing.code, f"{spec.name}: model: {missing.message}") from None
+        judged([accepted(spec, site)], every_host=True)
+
+    with trio.move_on_after(LOOK_S):
+        await trio.to_thread.run_sync(look, limiter=LOOKS, abandon_on_cancel=True)
 
 
 def machine_name() -> str:
@@ -175,6 +189,7 @@ async def machine(
             registry=registry,
             ingress=ingress,
             journal=journal,
+            checkpoints=checkpoints,
         )
     finally:
         with trio.CancelScope(shield=True):

@@ -48,7 +48,7 @@ from capyctl.host.journal import JOURNAL_FILE
 from capyctl.host.orphans import engines_below
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.roles import descriptors
-from capyctl.roles.machine import Machine, look_for_model, machine
+from capyctl.roles.machine import Machine, look_at_model, machine
 from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
 from capyctl.roles.reshaped import Reshaped, check_cards, check_limits
 from capyctl.roles.strays import ignore_strays
@@ -62,6 +62,7 @@ from capyctl.server.keys import KeyRing
 from capyctl.server.listener import serve_management
 from capyctl.server.lock import held
 from capyctl.server.management import build_management
+from capyctl.server.preview import Site
 from capyctl.server.services import RoleFacts, Services
 from capyctl.server.store import STORE_FILE, Store
 from capyctl.session import messages
@@ -294,6 +295,17 @@ def _services(
         policy=here.agent.policy,
     )
 
+    deadline_ms = Millis(settings.document.host.resource_policy.queue.request_deadline.ms)
+    downloads = str(settings.document.host.model_sources.path or settings.models_dir)
+    site = Site(
+        allowed=allowed,
+        policy=here.agent.policy,
+        profiles=here.registry,
+        request_deadline_ms=deadline_ms,
+        facts=partial(here.checkpoints.facts_here, downloads=downloads),
+        source="this machine",
+    )
+
     async def log_tail(lane: Lane, kib: int) -> str:
         generation = world.book.instances[lane].machine.run.generation
         record = None if generation is None else await here.journal.launch(Incarnation(lane, generation))
@@ -312,10 +324,10 @@ def _services(
         allowed=[allowed],
         admin_token=credentials.admin_token,
         clock=clock,
-        request_deadline_ms=Millis(settings.document.host.resource_policy.queue.request_deadline.ms),
+        request_deadline_ms=deadline_ms,
         log_tail=log_tail,
         announce_profiles=here.agent.announce_profiles,
-        look_for_model=partial(look_for_model, Path(settings.models_dir)),
+        look_at_model=partial(look_at_model, here.checkpoints, site),
     )
 
 

@@ -22,7 +22,7 @@ from capyctl.control.spec import Spec
 from capyctl.documents import strict
 from capyctl.documents.deployment import Deployment
 from capyctl.engines.registered import Registered
-from capyctl.errors import CapyError
+from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Millis, Residency
 from capyctl.ledger.estimates import source
 from capyctl.ledger.types import HostPolicy, Plan
@@ -87,16 +87,32 @@ def preview(document: Deployment, sites: Sequence[Site], *, more_hosts: bool = F
         spec = accept(config, site.profiles, hosts, site.request_deadline_ms, more_hosts=more_hosts)
         if site.allowed.host not in spec.hosts:
             continue
-        settled, registered = deployment_of(spec), site.profiles.registered(spec.profile)
-        made = Preview(site=site, registered=registered, document=settled, spec=spec)
-        found.append(_or_refused(made, _settled))
+        found.append(accepted(spec, site))
+    whole = bool(document.completed().placement.hosts) or not more_hosts
+    return judged(found, every_host=whole)
+
+
+def accepted(spec: Spec, site: Site) -> Preview:
+    """An accepted deployment on one of its hosts, before anybody has looked at its files."""
+    return Preview(
+        site=site, registered=site.profiles.registered(spec.profile), document=deployment_of(spec), spec=spec
+    )
+
+
+def judged(accepted: Sequence[Preview], *, every_host: bool) -> list[Preview]:
+    """What a deployment is on each of its hosts, by its files as far as they can be looked at. Reads files.
+
+    Args:
+      every_host: there is no other that may hold what these cannot.
+    Raises: Refusal as `preview`.
+    """
+    found = [_or_refused(made, _settled) for made in accepted]
     tier = residency.one_for_all(made.residency for made in found if made.residency is not None)
     sized = [made if made.refused is not None else _or_refused(made, partial(_sized, tier=tier)) for made in found]
     if all(made.refused is not None for made in sized):
         raise next(made.refused for made in reversed(sized) if made.refused is not None)
     known = [made for made in sized if made.plan is not None]
-    whole = all(made.plan is not None or made.refused is not None for made in sized)
-    if whole and (document.completed().placement.hosts or not more_hosts):
+    if every_host and all(made.plan is not None or made.refused is not None for made in sized):
         policies = {made.site.policy.host: made.site.policy for made in known}
         plans = {made.site.policy.host: made.plan for made in known if made.plan is not None}
         check_together(known[0].spec, plans, policies)
@@ -111,7 +127,12 @@ def _or_refused(made: Preview, step: Callable[[Preview], Preview]) -> Preview:
 
 
 def _settled(made: Preview) -> Preview:
-    spec, facts = made.spec, made.site.facts(made.document)
+    spec = made.spec
+    try:
+        facts = made.site.facts(made.document)
+    except Refusal as wrong:
+        words = f"{spec.name}: model: {wrong.message}"
+        raise Refusal(wrong.code, words, details=wrong.details, retryable=wrong.retryable) from None
     if facts is None:
         return made
     tier = residency.settle(

@@ -84,8 +84,8 @@ class Services:
     sources: AskSources | None = None
     measuring: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
     """What is read of a deployment's files for their digest now, a row per host."""
-    look_for_model: Callable[[Spec], Awaitable[None]] | None = None
-    """Looks whether the model's directories are there, where its host is this machine. Raises: Refusal."""
+    look_at_model: Callable[[Spec], Awaitable[None]] | None = None
+    """A first look at the model's files, where its host is this machine. Raises: Refusal."""
     latencies: Callable[[Millis], dict[str, Any]] | None = None
     """How long requests took, by the engines' own series."""
     facts: RoleFacts | None = None
@@ -111,10 +111,10 @@ class Services:
         return known.receipt
 
     async def accept(self, config: Mapping[str, Any]) -> Spec:
-        """A deployment document as a Spec, its directories seen where they can be. Raises: Refusal."""
+        """A deployment document as a Spec, its model's files looked at where they can be. Raises: Refusal."""
         spec = deploy.accept(config, self.registry, self.allowed, self.request_deadline_ms)
-        if self.look_for_model is not None:
-            await self.look_for_model(spec)
+        if self.look_at_model is not None:
+            await self.look_at_model(spec)
         return spec
 
     async def drain_all(self, command: events.Command) -> orders.Receipt:

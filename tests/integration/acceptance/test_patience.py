@@ -7,11 +7,13 @@ failed start, or an exit soon after readiness, requests are told why at once, an
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import attrs
 import pytest
@@ -66,12 +68,8 @@ def troubled(build: Build) -> Iterator[Troubled]:
         dead.send(signal.SIGKILL)
         cut = call.rest(10)
         until(lambda: machine.instance("dead")["last_error"], 5, "the reason")
-        later = machine.home / "models" / "not-moved-in"
-        later.mkdir()
-        later.chmod(0o777)  # there, and not to be used yet
-        machine.ok("deploy", "model", "--file", machine.document("late", "not-moved-in", 400))
-        later.rmdir()
-        until(lambda: "is not there" in machine.ask("late").json["message"], 5, "a look at it", 0.2)
+        _deploy_and_move_away(machine, whole)
+        until(lambda: "is not there" in machine.ask("late").json["message"], 20, "a look at it", 0.2)
         machine.deploy("argued", TINY, 400, extra_args=["--no-such-thing"], accept_extra_args=True)
         argued = machine.ask("argued")
         found = Troubled(
@@ -98,6 +96,19 @@ def troubled(build: Build) -> Iterator[Troubled]:
         yield found
         over.set()
         watcher.join()
+
+
+def _deploy_and_move_away(machine: Machine, whole: bytes) -> None:
+    """Deploy `late` and take its directory away before it is measured: others that are measured hold it back."""
+    for name in ("slow", "not-moved-in"):
+        (machine.home / "models" / name).mkdir()
+        (machine.home / "models" / name / "model.gguf").write_bytes(whole)
+    with (machine.home / "models" / "slow" / "notes.bin").open("wb") as notes:
+        notes.truncate(256 << 20)  # a hole, which is hashed all the same
+    for name, model in (("slow", "slow"), ("late", "not-moved-in")):
+        config = json.loads(Path(machine.document(name, model, 400)).read_text())
+        machine.manage("POST", "/deployments", {"config": config})
+    (machine.home / "models" / "not-moved-in").rename(machine.home / "moved-out")
 
 
 def last(test: Callable[..., None]) -> Callable[..., None]:
@@ -178,9 +189,7 @@ def test_a_model_that_was_missing_is_served_once_it_is_there(troubled: Troubled)
     assert re.search(
         r"^  Checkpoint +unmeasurable: the model directory \S+/not-moved-in is not there$", shown, re.MULTILINE
     )
-    folder = machine.home / "models" / "not-moved-in"
-    folder.mkdir()
-    (folder / "model.gguf").write_bytes(troubled.whole)
+    (machine.home / "moved-out").rename(machine.home / "models" / "not-moved-in")
     machine.ask("late")  # asking has it looked at again
     until(lambda: machine.ask("late").status == 200, 5, "an answer", 0.2)
 

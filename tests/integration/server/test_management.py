@@ -8,16 +8,18 @@ from functools import partial
 
 import pytest
 import trio
-from server_role import API_KEY, CONFIG, HOST, TOKEN, FakeAgent, Role, http, role
+from server_role import API_KEY, CONFIG, HOST, TOKEN, FakeAgent, Role, http, policy, role
 
 from capyctl import __version__, ulid
 from capyctl import clock as clocks
+from capyctl.checkpoints.store import CheckpointStore
 from capyctl.control.records import RECORDS
 from capyctl.control.world import World
 from capyctl.errors import Refusal
-from capyctl.roles.machine import look_for_model
+from capyctl.roles.machine import look_at_model
 from capyctl.router.desk import Arrival
 from capyctl.server import listener
+from capyctl.server.preview import Site
 from capyctl.server.store import Store
 
 
@@ -378,7 +380,16 @@ async def test_a_checkpoint_that_cannot_be_measured_is_said_in_the_view_and_refu
 
 async def test_a_model_that_is_in_no_directory_of_this_machine_is_refused_before_anything_is_created(tmp_path):
     async with role(tmp_path / "server") as here:
-        here.services.look_for_model = partial(look_for_model, tmp_path)
+        store = CheckpointStore(None, tmp_path)
+        site = Site(
+            allowed=here.services.allowed[0],
+            policy=policy(),
+            profiles=here.services.registry,
+            request_deadline_ms=here.services.request_deadline_ms,
+            facts=partial(store.facts_here, downloads=str(tmp_path)),
+            source="here",
+        )
+        here.services.look_at_model = partial(look_at_model, store, site)
         status, answer = await here.ask("POST", "/deployments", {"config": {**CONFIG, "model": "notes"}})
         assert (status, answer["error"]["code"]) == (409, "invalid_root")
         assert answer["error"]["message"] == f"notes: model: the model directory {tmp_path}/notes is not there"
