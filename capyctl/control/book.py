@@ -164,7 +164,7 @@ class Book:
     asked: set[DeploymentId] = attrs.field(factory=set)  # wanted by a request that nothing could be queued for
     running_on: dict[Lane, int] = attrs.field(factory=dict)  # places held on a lane
     draining: set[Lane] = attrs.field(factory=set)  # lanes whose drain is watched
-    asked_memory: dict[HostId, Millis] = attrs.field(factory=dict)  # the release after which a look was asked for
+    asked_memory: dict[HostId, Millis] = attrs.field(factory=dict)  # since when it is to be looked at
     asked_idle: dict[Lane, Millis] = attrs.field(factory=dict)  # drains whose engine was asked for its own word, when
     windowed: set[Lane] = attrs.field(factory=set)  # victims of a switch in its window
     moved: set[Lane] = attrs.field(factory=set)  # of those, where a request started or ended since the last pass

@@ -154,8 +154,9 @@ def _begin_for(
     plan = plans[0]
     if not plan.victims:
         return  # it fits without anybody giving way: the scheduler's next pass takes it
-    if not verifying.could_begin(book, lane, plan.host, since_ms):
-        return  # nobody gives way for a start that is not known to work
+    known, looked = verifying.could_begin(book, lane, plan.host, since_ms), _looked_since_ready(book, plan)
+    if not (known and looked):
+        return  # nobody gives way for a start that is not known to work, nor for good on an old look
     row = book.instances[lane]
     assert row.wish is not None  # only wanting lanes come here
     identity = SwitchId(ulid.new(book.now_ms, int(book.draw_token()).to_bytes(10)))
@@ -184,6 +185,28 @@ def _begin_for(
         ),
     )
     _prune(book)
+
+
+def _looked_since_ready(book: Book, plan: victims.Eviction) -> bool:
+    """Whether whoever would be stopped for want of room was looked at since its READY; else a look is asked for, once.
+
+    The processes of an engine that loads are not all known. What those hold that joined since is nobody's in a look
+    of that time, so that it seems to give nothing back by a park, whatever room there is.
+    """
+    roomless = [lane_of_owner(one.owner) for one in plan.victims if one.way is victims.Way.STOP_NO_ROOM]
+    ready_at = max((book.instances[lane].run.ready_at_ms or Millis(0) for lane in roomless), default=Millis(0))
+    return not roomless or _looked_since(book, plan.host, ready_at)
+
+
+def _looked_since(book: Book, host: HostId, at_ms: Millis) -> bool:
+    """Whether this host's memory was looked at after `at_ms`; else a look is asked for: the regular one may be far."""
+    seen = book.seen.get(host, {})
+    if seen and min(one.seen_at_ms for one in seen.values()) > at_ms:
+        return True
+    if book.asked_memory.get(host, Millis(-1)) < at_ms and host in book.online:
+        book.asked_memory[host] = at_ms
+        book.order(ReadMemory(host=host))
+    return False
 
 
 def _refused_by(
@@ -498,15 +521,10 @@ def _recheck(book: Book, state: switch.State, lane: Lane, asks_of: Callable[[Boo
     tries = [ask for ask in asks_of(book, lane) if ask.host == state.host]
     if not tries:
         return
-    seen = book.seen.get(state.host, {})
     released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
-    if not seen or min(one.seen_at_ms for one in seen.values()) <= released_at:
-        # No sample yet in this session, or none since the last release: the regular one may be a second away.
-        if book.asked_memory.get(state.host, Millis(-1)) < released_at and state.host in book.online:
-            book.asked_memory[state.host] = released_at
-            book.order(ReadMemory(host=state.host))
+    if not _looked_since(book, state.host, released_at):
         return
-    verdicts = [admission.propose(book.ledger, ask, seen, book.now_ms) for ask in tries]
+    verdicts = [admission.propose(book.ledger, ask, book.seen[state.host], book.now_ms) for ask in tries]
     shorts = [verdict for verdict in verdicts if isinstance(verdict, Shortfall)]
     if len(shorts) < len(verdicts):
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))

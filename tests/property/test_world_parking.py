@@ -14,7 +14,7 @@ from capyctl.control.book import Settings
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.switch import Released
-from capyctl.fsm.types import Activation, Bytes, DeploymentId, Lane, Millis, Phase, Residency, StopKind
+from capyctl.fsm.types import Activation, Bytes, DeploymentId, HostId, Lane, Millis, Phase, Residency, StopKind
 from capyctl.ledger.parked import growth_bytes, may_be_left
 from capyctl.ledger.types import Allocation, Measured, Plan
 
@@ -249,6 +249,26 @@ def test_a_victim_whose_copy_has_no_room_is_stopped_and_says_so() -> None:
     assert how(here) == [Released.STOPPED_NO_ROOM]
     assert here.lane(a).run.stopped.kind is StopKind.PRESSURE
     assert here.lane(a).run.stopped.for_name == "b"
+
+
+def test_no_victim_is_stopped_on_a_look_from_before_it_served() -> None:
+    """While it loaded, nobody knew that its memory is its own: by that look its park would give nothing back."""
+    host = (policy("h1", capacity=9, managed=7, parked=2),)
+    here, (a, _) = world(*named("a", "b", ready_gib=5, cold_gib=5), policies=host, sample_ms=10_000)
+    here.attributed = False
+    here.ask("a")
+    here.run(30_000, until=lambda: any(engine.held_bytes for engine in here.engines()))
+    here.read_memory(HostId("h1"))
+    here.attributed = True
+    here.run(9_000, until=lambda: here.lane(a).gate_open)
+    assert here.lane(a).gate_open
+    seen = here.world.book.seen[HostId("h1")][RAM]
+    assert seen.available_bytes == gib(4)
+    assert not seen.residents
+    client = here.ask("b")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+    assert how(here) == [Released.PARKED]
 
 
 def never_idle(here: Shell, identity: DeploymentId) -> Any:

@@ -280,7 +280,7 @@ class Shell:
             case o.ReadLoad(incarnation=incarnation):
                 self.later(self.between(0, 5), lambda: self._read_load(incarnation), mortal=True)
             case o.ReadMemory(host=host):
-                self.later(self.between(1, 5), lambda: self._read_memory(host), mortal=True)
+                self.later(self.between(1, 5), lambda: self.read_memory(host), mortal=True)
             case o.VerifyStart():
                 takes = self.look_ms.get(order.deployment) or self.between(1, 50)
                 self.later(takes, lambda: self._verified(order), mortal=True)
@@ -482,7 +482,7 @@ class Shell:
         domains = {Domain("other"): sample} if bad and self.rng.random() < 0.3 else {RAM: sample}
         self.tell(e.Observed(now_ms=Millis(self.now), host=host.policy.host, domains=domains))
 
-    def _read_memory(self, host: HostId) -> None:
+    def read_memory(self, host: HostId) -> None:
         if self.hosts[host].online:
             self._observe(self.hosts[host])
 
