@@ -23,7 +23,8 @@ POLL_MOST_S: Final = 2.0
 DIGEST_LIMIT_S: Final = 900
 DOWNLOAD_LIMIT_S: Final = 1800
 DOWNLOAD_POLL_S: Final = 0.5
-DOWNLOAD_LINE_S: Final = 10.0  # between two lines of progress where there is no terminal
+LINE_S: Final = 30.0  # between two lines of progress where there is no terminal, at most
+LINES_AFTER_S: Final = 1.0  # before the first of them: what is done by then needs none
 BAR: Final = 16
 UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it is the answer
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
@@ -60,6 +61,39 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 
 @attrs.define
+class Lines:
+    """How far something long is, where there is no terminal: a line at its beginning, at each tenth of it, after
+    30 s without one, and at its end.
+
+    `doing` and `done` are its name while it goes on and when it is over: `Measuring chat`, `Measured chat`.
+    """
+
+    doing: str
+    done: str
+    began: float | None = None
+    said_at: float | None = None
+    tenth: int = -1
+    total: int = 0
+
+    def look(self, text: str, done_bytes: int, total_bytes: int | None, now: float) -> None:
+        """Say `text` if it is time to; `now` is a monotonic time, `total_bytes` None while nobody knows it."""
+        self.began = now if self.began is None else self.began
+        if sys.stderr.isatty() or now - self.began < LINES_AFTER_S:
+            return
+        tenth = -1 if total_bytes is None else 10 * done_bytes // total_bytes if total_bytes else 10
+        if self.said_at is None or tenth > self.tenth or now - self.said_at >= LINE_S:
+            note(f"{self.doing}: {text}")
+            self.said_at, self.tenth = now, tenth
+        self.total = total_bytes or self.total
+
+    def end(self) -> None:
+        """Say that it is over, where its progress was said."""
+        if self.said_at is not None and self.total:
+            note(f"{self.done}: {amount(self.total)}")
+        self.said_at = None
+
+
+@attrs.define
 class Told:
     """Says on stderr what a start waits for: each reason once, and once how room is made."""
 
@@ -72,6 +106,7 @@ class Told:
     digest_said: bool = False
     measures: bool = False  # the files are being measured now
     measured: str = ""  # the line of a terminal while they are, once it is known how much it is
+    lines: Lines | None = None  # elsewhere, once it was said that they are measured
 
     def look(self, operation: dict[str, Any], change: Callable[[str], None]) -> None:
         """Say what an open operation waits for now, if it is something else than before; a download is watched.
@@ -100,12 +135,16 @@ class Told:
         self.measures = checkpoint.get("state") == "measuring"
         self.measured = _measured_line(name, checkpoint) if self.measures else ""
         if not self.measures:
+            _end_of_measurement(self.lines, checkpoint)
             return
         now = time.monotonic()
         self.digest_ends = self.digest_ends or now + DIGEST_LIMIT_S
         if not self.digest_said and self.digest_ends - now <= DIGEST_LIMIT_S - DIGEST_QUIET_S:
             self.digest_said = True
             note(f"Waiting for the checkpoint digest of {name} to be measured (at most {DIGEST_LIMIT_S}s)")
+            self.lines = Lines(f"Measuring {name}", f"Measured {name}")
+        if self.lines is not None:
+            _look_at_measurement(self.lines, checkpoint, now)
         if now >= self.digest_ends:
             raise Failure(
                 "activation_timeout",
@@ -189,20 +228,29 @@ def watch_measurement(
 
     Says how far it is: in the spinner's line on a terminal, in lines of its own elsewhere.
     """
-    told_at, told = time.monotonic(), ""
+    lines = Lines(f"Measuring {name}", f"Measured {name}")
     for pause in pauses():
         now = time.monotonic()
         checkpoint = management.deployment(identity).get("checkpoint") or {}
         if checkpoint.get("state") not in ("pending", "measuring") or now >= ends:
+            _end_of_measurement(lines, checkpoint)
             return
-        read = checkpoint.get("measured") or {}
-        if read.get("total_bytes"):
-            text = downloaded(read)
-            change(_measured_line(name, checkpoint))
-            if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
-                told_at, told = now, text
-                note(f"Measuring {name}: {text}")
+        if line := _measured_line(name, checkpoint):
+            change(line)
+        _look_at_measurement(lines, checkpoint, now)
         time.sleep(min(pause, max(0.0, ends - now)))  # the management API is asked, it does not push
+
+
+def _look_at_measurement(lines: Lines, checkpoint: Mapping[str, Any], now: float) -> None:
+    read = checkpoint.get("measured") or {}
+    if read.get("total_bytes"):
+        lines.look(downloaded(read), int(read["done_bytes"]), int(read["total_bytes"]), now)
+
+
+def _end_of_measurement(lines: Lines | None, checkpoint: Mapping[str, Any]) -> None:
+    """Say that the files are measured, unless that came to nothing, which whoever waits says."""
+    if lines is not None and checkpoint.get("state") == "measured":
+        lines.end()
 
 
 def _measured_line(name: str, checkpoint: Mapping[str, Any]) -> str:
@@ -230,13 +278,15 @@ def watch_download(
     Raises: Failure `activation_timeout` once the bound has passed; what is downloaded goes on.
     """
     name = str(view["name"])
-    told_at, told = time.monotonic(), ""
+    lines = Lines(f"Downloading {name}", f"Downloaded {name}")
     first: tuple[float, int] | None = None
     while True:
         now = time.monotonic()
         seen = management.deployment(str(view["id"]))
         download = (seen.get("checkpoint") or {}).get("download")
         if not _is_downloaded(seen) or not download:
+            if not (seen.get("checkpoint") or {}).get("code"):
+                lines.end()
             return seen
         text = downloaded(download)
         if now >= ends:
@@ -251,9 +301,7 @@ def watch_download(
             rate = (done - first[1]) / (now - first[0]) if now - first[0] >= 1 else 0.0
             text += f", {amount(int(rate))}/s" if rate >= 1 else ""
             change(f"Downloading {name} {_bar(done, int(total))} {text}")
-        if now - told_at >= DOWNLOAD_LINE_S and text != told and not sys.stderr.isatty():
-            told_at, told = now, text
-            note(f"Downloading {name}: {text}")
+        lines.look(text, done, None if total is None else int(total), now)
         time.sleep(DOWNLOAD_POLL_S)  # as above
 
 

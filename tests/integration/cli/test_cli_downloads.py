@@ -35,7 +35,7 @@ MEASURED = {"state": "measured", "code": None, "reason": None}
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "DOWNLOAD_POLL_S", 0)
-    monkeypatch.setattr(progress, "DOWNLOAD_LINE_S", 0)
+    monkeypatch.setattr(progress, "LINES_AFTER_S", 0)
     monkeypatch.setattr(progress, "POLL_FIRST_S", 0)
 
 
@@ -55,7 +55,11 @@ def test_a_start_waits_for_the_download_and_says_how_far_it_is(at_once: None, ca
     role = Role(
         coming(0, None, "asking"),
         coming(0, None, "waiting"),
+        coming(0),
         coming(25 * MIB),
+        coming(26 * MIB),
+        coming(29 * MIB),
+        coming(100 * MIB),
         coming(100 * MIB, phase="verifying"),
         MEASURED,
     )
@@ -64,9 +68,33 @@ def test_a_start_waits_for_the_download_and_says_how_far_it_is(at_once: None, ca
     assert capsys.readouterr().err.splitlines() == [
         "Waiting for the model source of m to be downloaded and verified (at most 1800s)",
         "Downloading m: waiting for its turn",
+        "Downloading m: 0.0 MiB of 100.0 MiB (0 %)",
         "Downloading m: 25.0 MiB of 100.0 MiB (25 %)",
-        "Downloading m: 100.0 MiB of 100.0 MiB (100 %), verifying",
+        "Downloading m: 100.0 MiB of 100.0 MiB (100 %)",
+        "Downloaded m: 100.0 MiB",
     ]
+
+
+def test_on_a_pipe_a_line_is_said_at_the_beginning_each_tenth_each_half_minute_and_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+):
+    def said() -> list[str]:
+        return capsys.readouterr().err.splitlines()
+
+    lines = progress.Lines("Measuring m", "Measured m")
+    for second in range(101):
+        lines.look(f"{second} %", second, 100, float(second) / 10)
+    assert said() == [f"Measuring m: {percent} %" for percent in range(10, 101, 10)]
+    lines.end()
+    assert said() == ["Measured m: 0.0 MiB"]
+    slow = progress.Lines("Measuring m", "Measured m")
+    for second in range(100):
+        slow.look(f"after {second} s", 1, 1 << 30, float(second))
+    assert said() == [f"Measuring m: after {second} s" for second in (1, 31, 61, 91)]
+    quick = progress.Lines("Measuring m", "Measured m")
+    quick.look("half", 1, 2, 0.0)
+    quick.end()
+    assert said() == []
 
 
 def test_a_download_that_fails_ends_the_wait_with_its_code(at_once: None):
@@ -118,6 +146,7 @@ def test_a_start_waits_for_the_digest_and_says_how_far_it_is(at_once: None, caps
         "Waiting for the checkpoint digest of m to be measured (at most 900s)",
         "Measuring m: 1.0 GiB of 4.0 GiB (25 %)",
         "Measuring m: 3.0 GiB of 4.0 GiB (75 %)",
+        "Measured m: 4.0 GiB",
     ]
 
 
@@ -149,15 +178,15 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
             return view
 
     told = progress.Told(Asked(), False)  # type: ignore[arg-type]
-    clock = iter([10.0, 12.9, 13.0, 15.0])
+    clock = iter([10.0, 12.9, 13.0, 14.0, 15.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     for _ in range(2):
         told.look({"deployment_id": "D"}, lambda text: None)
     assert capsys.readouterr().err == ""
-    for _ in range(2):
+    for _ in range(3):
         told.look({"deployment_id": "D"}, lambda text: None)
     line = "Waiting for the checkpoint digest of m to be measured (at most 900s)"
-    assert capsys.readouterr().err.splitlines() == [line]
+    assert capsys.readouterr().err.splitlines() == [line, "Measuring m: 1.0 GiB of 4.0 GiB (25 %)"]
     assert told.measured == f"Measuring m {'━' * 4}{'╌' * 12} 1.0 GiB of 4.0 GiB (25 %)"
     monkeypatch.setattr(progress.time, "monotonic", lambda: told.digest_ends)
     with pytest.raises(
@@ -168,6 +197,7 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
     view |= {"checkpoint": MEASURED, "waiting": None}
     told.look({"deployment_id": "D"}, lambda text: None)
     assert told.measured == ""
+    assert capsys.readouterr().err.endswith("\nMeasured m: 4.0 GiB\n")
 
 
 def test_status_shows_how_far_a_digest_is(shell: Shell, role: FakeRole):
