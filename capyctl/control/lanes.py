@@ -13,7 +13,7 @@ import attrs
 from capyctl.control import residue
 from capyctl.control.book import Book
 from capyctl.control.orders import AwaitIdle, Launch, Probe, Release, Restore, Terminate
-from capyctl.control.records import Move
+from capyctl.control.records import Move, told_by
 from capyctl.errors import InvariantBroken, check
 from capyctl.fsm import cleanup, facts, instance
 from capyctl.fsm import effects as fx
@@ -51,6 +51,7 @@ def tell(book: Book, lane: Lane, fact: facts.Fact) -> Refused | None:
                     event=type(fact).__name__,
                     now=f"{now}.{machine.phase.value}",
                     deployment=book.deployments[lane.deployment].spec.name,
+                    why=_why(fact),
                 )
             )
         _arm(book, lane)
@@ -67,6 +68,16 @@ def tell(book: Book, lane: Lane, fact: facts.Fact) -> Refused | None:
     if isinstance(row.machine.life, cleanup.State) and machine.phase is ResidencyPhase.PARKED:
         book.notices.append((lane, fx.ParkEnded(code=None)))  # a look completed the park whose answer was lost
     return refusal
+
+
+def _why(fact: facts.Fact) -> str:
+    """Why an instance moves, as far as the fact says it."""
+    match fact:
+        case facts.StopRequested(stop=stop):
+            return f"{stop.kind.value} for {stop.for_name}" if stop.for_name else stop.kind.value
+        case facts.ParkRequested(origin=origin, for_name=name):
+            return f"{origin.value} for {name}" if name else origin.value
+    return told_by(fact)
 
 
 def _arm(book: Book, lane: Lane) -> None:

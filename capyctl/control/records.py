@@ -218,6 +218,7 @@ class Move:
     """One step of one machine, for the log: who moved, from where to where, and why.
 
     `lane` is the instance, or the name of what else moved; `deployment` is the name of an instance's deployment.
+    `why`: what the event itself tells, in words.
     """
 
     machine: str
@@ -226,6 +227,13 @@ class Move:
     event: str
     now: str
     deployment: str | None = None
+    why: str = ""
+
+
+def told_by(event: object) -> str:
+    """The first line of the reason that an event carries, with its code; "" where it carries none."""
+    words = [str(getattr(event, name, None) or "") for name in ("code", "reason")]
+    return ": ".join(word.partition("\n")[0] for word in words if word)
 
 
 RECORDS: dict[str, type] = {

@@ -16,7 +16,7 @@ from capyctl.control import events as e
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.naming import names
 from capyctl.control.orders import ReadMemory
-from capyctl.control.records import Move, Wish
+from capyctl.control.records import Move, Wish, told_by
 from capyctl.fsm import facts, operation, residency, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
@@ -372,11 +372,24 @@ def tell(book: Book, identity: SwitchId, fact: switch.Event) -> None:
                     was=before.phase.value,
                     event=type(fact).__name__,
                     now=after.phase.value,
+                    why=_why(book, fact),
                 )
             )
         book.due.at(switch.due_at_ms(after), "switch", identity)
     for effect in effects:
         _do(book, after, effect)
+
+
+def _why(book: Book, fact: switch.Event) -> str:
+    """What a switch's move rests on: whom it costs, and how; or why it failed."""
+    if not isinstance(fact, switch.PlanMade):
+        return told_by(fact)
+    called = names(book)
+    how = {True: "parks", False: "stops"}
+    return ", ".join(
+        f"{called[one.lane.owner]}/{one.lane.index} {how[one.parks]}{' (no room to park)' if one.no_room else ''}"
+        for one in fact.victims
+    )
 
 
 def _target_name(book: Book, state: switch.State) -> str:

@@ -249,6 +249,7 @@ class Driver:
             now=move.now,
             orders=names,
             **({} if move.deployment is None else {"deployment": move.deployment}),
+            **({"why": move.why} if move.why else {}),
         )
 
     # --- deeds -----------------------------------------------------------------------------------

@@ -243,10 +243,17 @@ def test_a_victim_whose_copy_has_no_room_is_stopped_and_says_so() -> None:
     here, (a, _) = world(*named("a", "b", ready_gib=5, cold_gib=5), policies=host)
     here.ask("a")
     here.run(30_000, until=lambda: here.lane(a).gate_open)
-    client = here.ask("b")
-    here.run(60_000, until=lambda: client.told is not None)
+    client, why = here.ask("b"), dict[str, str]()
+
+    def served() -> bool:
+        why.update({f"{move.machine} {move.event}": move.why for move in here.world.book.moves})
+        return client.told is not None
+
+    here.run(60_000, until=served)
     assert client.told == "ok"
     assert how(here) == [Released.STOPPED_NO_ROOM]
+    assert why["switch PlanMade"] == "a/0 stops (no room to park)"
+    assert why["instance StopRequested"] == "pressure for b"
     assert here.lane(a).run.stopped.kind is StopKind.PRESSURE
     assert here.lane(a).run.stopped.for_name == "b"
 

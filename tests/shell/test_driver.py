@@ -621,7 +621,15 @@ async def test_every_move_is_one_line_that_can_be_searched(autojump_clock, drive
 
     logging.getLogger("capyctl").propagate = True
     with caplog.at_level("INFO", logger="capyctl"):
-        move = Move(machine="instance", lane="D/0", was="ready", event="StopAsked", now="draining", deployment="chat")
+        move = Move(
+            machine="instance",
+            lane="D/0",
+            was="ready",
+            event="StopAsked",
+            now="draining",
+            deployment="chat",
+            why="pressure for code",
+        )
         world.on(events.ControllerStarted, wait_idle(1), moves=(move,))
         driver.feed(events.ControllerStarted(session=1, now_ms=now()))
     (line,) = [record for record in caplog.records if record.message == "machine.moved"]
@@ -633,6 +641,7 @@ async def test_every_move_is_one_line_that_can_be_searched(autojump_clock, drive
         "event": "StopAsked",
         "now": "draining",
         "orders": ["AwaitIdle"],
+        "why": "pressure for code",
     }
 
 
