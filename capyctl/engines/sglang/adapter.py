@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-import trio
 
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.engines import parsers
@@ -129,6 +128,8 @@ class SglangAdapter(Installed):
         running, waiting, usage = await self._reading(client)
         if running or waiting:
             return running, waiting, usage
+        import trio  # commands read a family's rows without its engines: they load no event loop
+
         await trio.sleep(AGAIN_S)
         return await self._reading(client)
 

@@ -24,12 +24,16 @@ def test_version_answers_without_importing_the_commands(shell: Shell) -> None:
     assert not loaded & {"cyclopts", "attrs", "trio", "yaml", "rich", "capyctl.cli.app"}
 
 
-def test_client_commands_import_no_event_loop_and_no_document_reader(shell: Shell) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "capyctl", "list", "deployments"]
+@pytest.mark.parametrize(("words", "reads_documents"), [(("list", "deployments"), False), (("engine", "list"), True)])
+def test_commands_import_no_event_loop_and_a_document_reader_only_to_read_one(
+    shell: Shell, words: tuple[str, ...], reads_documents: bool
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "capyctl", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=shell.environ(), check=False, timeout=30)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "cyclopts" in loaded
-    assert not loaded & {"trio", "quart", "httpx", "hypercorn", "cattrs", "yaml", "rich", "asyncio"}
+    assert not loaded & {"trio", "quart", "httpx", "hypercorn", "rich", "asyncio"}
+    assert loaded & {"cattrs", "yaml"} == ({"cattrs", "yaml"} if reads_documents else set())
 
 
 @pytest.mark.parametrize(
