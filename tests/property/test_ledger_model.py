@@ -224,7 +224,7 @@ class LedgerModel(RuleBasedStateMachine):
         apart = frozenset() if leaving is None else frozenset({owner(leaving)})
         return ask_step(self.ledger, owner(name), Phase(phase), leaving=apart)
 
-    def rise(self, name: str, phase: str, leaving: str | None = None) -> None:
+    def rise(self, name: str, phase: str, leaving: str | None = None) -> None:  # M14, M15
         one, before = self.owners[name], attrs.asdict(self.ledger)
         expected = self.fits(name, phase, leaving)
         answer = propose(self.ledger, self.ask(name, phase, leaving), self.view(), Millis(self.now))
@@ -284,7 +284,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.old)
     @rule(which=st.integers(0, 50))
-    def arm_an_old_proposal(self, which: int) -> None:  # M11, invariant 11: every write moved the epoch on
+    def arm_an_old_proposal(self, which: int) -> None:  # invariant 11: every write moved the epoch on
         stale = self.old[which % len(self.old)]
         answer = arm(self.ledger, stale, now_ms=Millis(self.now), generation=Generation(99))
         assert isinstance(answer, Outdated)
@@ -428,8 +428,8 @@ class LedgerModel(RuleBasedStateMachine):
         self.now += later
 
     @rule()
-    def look_ahead(self) -> None:
-        """M14: whatever is assumed, the ledger stays as it is."""
+    def look_ahead(self) -> None:  # M14
+        """Whatever is assumed, the ledger stays as it is."""
         before = attrs.asdict(self.ledger)
         future = Forecast(ledger=self.ledger, seen={HOST: self.view()}, now_ms=Millis(self.now))
         for name, one in self.owners.items():

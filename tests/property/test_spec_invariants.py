@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -96,6 +96,39 @@ def test_whatever_a_line_names_of_the_world_s_claims_says_that_it_carries_that_n
             continue
         for _, name in REFERENCE.findall(carried):
             assert name not in claims or name.startswith("idx_") or number in claims[name], f"{number}: {name}"
+
+
+def checked_by(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, number) of what a module of tests says that it checks: in a name, and in the comment of its first line."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        parts: list[tuple[str, ast.stmt]] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            parts = [(node.name, node)]
+        if isinstance(node, ast.ClassDef):
+            inner = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+            parts += [(f"{node.name}.{part.name}", part) for part in inner]
+        for name, part in parts:
+            head = " ".join(lines[part.lineno - 1 : part.body[0].lineno - 1])  # type: ignore[attr-defined]
+            comment = head.partition("#")[2]
+            said = re.findall(r"\bM\d+\b", comment)
+            for numbers in re.findall(r"\binvariants? ([\d, ]+)", comment):
+                said += re.findall(r"\d+", numbers)
+            named = re.match(r"test_(?:m\d+_(?:and_)?)+", name)
+            said += [number.upper() for number in re.findall(r"m\d+", named[0])] if named else []
+            yield from ((name, number) for number in said)
+
+
+def test_whatever_a_test_says_that_it_checks_is_on_the_page_under_that_number():
+    lines = {number: shown for number, _, _, shown in LINE.findall(PAGE)}
+    found = [
+        (number, f"{path.relative_to(ROOT / 'tests')}:{name}")
+        for path in sorted((ROOT / "tests").glob("**/*.py"))
+        for name, number in checked_by(path)
+    ]
+    assert [f"{number}: {name}" for number, name in found if f"`{name}`" not in lines[number]] == []
+    assert len(found) > 60
 
 
 def test_the_page_is_about_the_product_alone():
