@@ -28,7 +28,7 @@ from capyctl.cli.progress import being_measured, downloaded
 from capyctl.errors import Refusal
 from capyctl.units import gib, seconds
 
-PHASES = {"cold": "start", "ready": "ready", "parking": "parking", "parked": "parked", "wake": "wake"}
+PHASES = {"cold": "start", "ready": "ready", "parking": "parking", "parked": "parked", "wake": "waking"}
 """A phase of the ledger and its word in status."""
 
 LEAVING = ("starting", "waking", "draining", "parking", "stopping")
@@ -189,9 +189,8 @@ def residency_line(view: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _memory(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """`gpu0: start 16.2 GiB measured, ready 15.1 GiB derived, parked 1.0 GiB placeholder`, a line per domain.
-
-    Parking and waking are said where they differ from ready, and a measurement where it is not what is charged.
+    """`gpu0: start 16.2 GiB measured, ready/parking/waking 15.1 GiB derived, parked 1.0 GiB placeholder`, a line per
+    domain. After the start, phases that are charged the same for the same reason stand together.
     """
     domains: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -200,16 +199,19 @@ def _memory(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _phases(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    told = []
+    told: dict[tuple[bool, str], list[str]] = {}
     for phase, word in PHASES.items():
-        row = phases.get(phase)
-        if row is None or (phase in ("parking", "wake") and row["bytes"] == phases.get("ready", row)["bytes"]):
-            continue
-        note, measured = str(row["provenance"]), row.get("measured_bytes")
-        if measured is not None and measured != row["bytes"]:
-            note += f" as {gib(int(measured))}"
-        told.append(f"{word} {gib(int(row['bytes']))} {note}")
-    return told
+        if phase in phases:
+            told.setdefault((phase == "cold", _figure(phases[phase])), []).append(word)
+    return [f"{'/'.join(words)} {figure}" for (_, figure), words in told.items()]
+
+
+def _figure(row: Mapping[str, Any]) -> str:
+    """`1.0 GiB placeholder`; a measurement is said where it is not what is charged: `1.0 GiB measured as 0.5 GiB`."""
+    note, measured = str(row["provenance"]), row.get("measured_bytes")
+    if measured is not None and int(measured) != int(row["bytes"]):
+        note += f" as {gib(int(measured))}"
+    return f"{gib(int(row['bytes']))} {note}"
 
 
 def _charge(row: Mapping[str, Any]) -> str:

@@ -57,6 +57,30 @@ def test_instances_that_are_charged_alike_share_a_line() -> None:
     assert lines == {"Charged": "2 x 2.0 GiB ready on gpu0 (derived)\n2.0 GiB cold on gpu0 (derived)"}
 
 
+def test_every_phase_is_said_with_its_figure_and_where_it_comes_from() -> None:
+    def row(domain: str, phase: str, gibs: float, why: str, measured: float | None = None) -> dict[str, Any]:
+        seen = None if measured is None else int(measured * (1 << 30))
+        return {
+            "domain": domain, "phase": phase, "bytes": int(gibs * (1 << 30)), "provenance": why, "measured_bytes": seen,
+        }  # fmt: skip
+
+    card = [
+        row("gpu0", "cold", 16, "measured", 16),
+        row("gpu0", "ready", 16, "declared"),
+        row("gpu0", "parking", 18, "declared"),
+        row("gpu0", "parked", 1, "measured", 0.5),
+        row("gpu0", "wake", 17, "declared"),
+    ]
+    ram = [row("system", phase, 4, "derived") for phase in ("cold", "ready", "parking", "parked", "wake")]
+    assert applying({"memory": [*card, *ram]})["Memory"].splitlines() == [
+        "gpu0: start 16.0 GiB measured, ready 16.0 GiB declared, parking 18.0 GiB declared, "
+        "parked 1.0 GiB measured as 0.5 GiB, waking 17.0 GiB declared",
+        "system: start 4.0 GiB derived, ready/parking/parked/waking 4.0 GiB derived",
+    ]
+    alone = [row("unified", phase, 2, "derived") for phase in ("cold", "ready")]
+    assert applying({"memory": alone})["Memory"] == "unified: start 2.0 GiB derived, ready 2.0 GiB derived"
+
+
 def test_what_no_instance_can_be_started_for_stands_once() -> None:
     error = {"code": "insufficient_resources", "message": "m: instances: is 9, and box holds 2 of them"}
     assert last_error(error) == "insufficient_resources: m: instances: is 9, and box holds 2 of them"
