@@ -312,7 +312,7 @@ def test_a_killed_front_leaves_its_workers_and_their_shared_memory(serve: Serve,
     with serve() as engine:
         os.kill(engine.process.pid, signal.SIGKILL)
         engine.process.wait()
-        time.sleep(0.1)
+        time.sleep(0.1)  # a core that ends with its front would be gone by now
         assert len(engine.group()) == 1  # the engine core lives on
         assert len(vllm.segments()) == 2
     assert vllm.segments() == []  # swept
@@ -335,7 +335,7 @@ def test_a_stop_with_a_stream_open_goes_silent_until_the_client_leaves(serve: Se
             client.sendall(head.encode() + body.encode())
             client.recv(100)
             os.kill(engine.process.pid, signal.SIGTERM)
-            time.sleep(0.2)
+            time.sleep(0.2)  # what was written before the signal has arrived
             client.setblocking(False)
             while True:
                 try:

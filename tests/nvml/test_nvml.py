@@ -127,7 +127,7 @@ def test_memory_may_be_given_back_late(state: Path) -> None:
         engine.wait()
         assert pynvml.nvmlDeviceGetMemoryInfo(first()).used == 3 * GIB == cards.used(0)
         assert pynvml.nvmlDeviceGetComputeRunningProcesses(first()) == []
-        time.sleep(0.21)
+        time.sleep(0.21)  # as late as it was told to be
         assert pynvml.nvmlDeviceGetMemoryInfo(first()).used == 0 == cards.used(0)
 
 

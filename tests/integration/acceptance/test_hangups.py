@@ -111,7 +111,7 @@ def test_an_answer_that_is_not_streamed_is_cut_at_once_and_settles_when_the_engi
     for _ in range(3):
         call = machine.open("real", stream=False, max_tokens=900)
         until(lambda: counts(machine, "real")["in_flight"] == 1, 5)
-        time.sleep(0.2)
+        time.sleep(0.2)  # it is being answered
         call.hang_up()
         since = Stopwatch()
         until(lambda: connections(port, CLOSE_WAIT), 5, "the half-closed upstream", 0.002)
@@ -147,10 +147,10 @@ def test_a_thousand_mixed_requests_leave_every_count_at_zero(machine: Machine) -
             if kind == "drop mid":
                 call.read_until(b"data: ")
             elif chance < 0.7:
-                time.sleep(chance * 0.05)
+                time.sleep(chance * 0.05)  # a moment of its own for each
             if kind == "half":
                 call.sock.shutdown(socket.SHUT_WR)
-                time.sleep(0.01)
+                time.sleep(0.01)  # the half-close arrives by itself
             call.reset() if kind == "reset" else call.hang_up()
             result = kind
         with lock:

@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_answer_keeps_its_memory_until_it_is_seen_to_be_we
         machine.start(ready_s=60)
         with ThreadPoolExecutor(1) as client:
             other = client.submit(machine.ask, "two")
-            time.sleep(2)
+            time.sleep(2)  # a role that counted on that memory would have started the other by now
             view = machine.view("one")
             print(f"a stopped engine after a restart: {view['observed_state']}, {machine.charged()}, {view['waiting']}")
             assert view["ready"] == "0/1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,12 @@ def machine(build: Build) -> Iterator[Machine]:
         yield made
 
 
+def _refused(machine: Machine) -> Any:
+    """What a new request is told once the role is stopping, None before."""
+    answer = machine.ask("real", limit_s=2, max_tokens=1)
+    return answer.json if answer.status == 503 else None
+
+
 def test_a_stopping_role_lets_answers_end_and_keeps_its_engines(machine: Machine) -> None:
     assert machine.ask("real").status == 200
     engine, generation = machine.engine("real"), machine.instance("real")["generation"]
@@ -28,9 +35,8 @@ def test_a_stopping_role_lets_answers_end_and_keeps_its_engines(machine: Machine
     began = time.monotonic()
     assert machine.role is not None
     machine.role.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    refused = machine.ask("real", limit_s=2)
-    assert (refused.status, refused.json["code"], refused.json["retryable"]) == (503, "unavailable", True)
+    refused = until(lambda: _refused(machine), 2, "a refusal")
+    assert (refused["code"], refused["retryable"]) == ("unavailable", True)
     assert b"data: [DONE]" in call.rest(10)
     assert machine.role.wait(timeout=10) == 0
     stopped_s = time.monotonic() - began
@@ -71,7 +77,7 @@ def test_a_second_signal_ends_the_wait_now(machine: Machine) -> None:
     assert machine.role is not None
     since = Stopwatch()
     machine.role.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    until(lambda: _refused(machine), 2, "a refusal")
     machine.role.send_signal(signal.SIGINT)
     assert machine.role.wait(timeout=10) == 0
     ended_s = since.s

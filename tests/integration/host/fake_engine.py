@@ -210,7 +210,7 @@ def main() -> None:
     if args.mode == "family":
         subprocess.Popen([sys.executable, "-c", SLEEPER])
         subprocess.Popen(["/bin/sh", "-c", "sleep 600 & wait"])
-        time.sleep(0.3)
+        time.sleep(0.3)  # the shell starts a child of its own
     if args.mode == "slow":
         time.sleep(30)
     if args.fault == "shm":

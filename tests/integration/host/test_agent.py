@@ -246,7 +246,7 @@ async def test_the_front_is_what_ended_where_it_did_and_else_the_worker_is_named
         for place in whom:
             os.kill(result.processes[place].pid, signal.SIGKILL)
             if len(whom) > 1:
-                await trio.sleep(0.05)
+                await trio.sleep(0.05)  # this one's end is seen first
         told = await running.report(m.MemberExit)
         assert told.role is role
         assert told.last_words.startswith(said)

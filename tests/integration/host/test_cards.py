@@ -197,7 +197,7 @@ async def test_an_engines_end_shows_in_the_next_look_and_late_memory_stays_in_us
     seen = await observer.sample_anew({"a": (one,)})
     assert seen[GPU0].available_bytes == 18 * GIB
     assert seen[GPU0].residents == {"a": 0}
-    await trio.sleep(0.31)
+    await trio.sleep(0.31)  # as late as it was told to be
     assert (await observer.sample_anew({}))[GPU0].available_bytes == 24 * GIB
 
 
@@ -215,7 +215,7 @@ async def test_only_a_sample_that_was_asked_for_serves_again_and_only_for_a_mome
     with engine() as one:
         assert await observer.sample_lately({"a": (one,)}) is not asked
     asked = await observer.sample({}, asked=True)
-    await trio.sleep(2 * LATELY_MS / 1000)
+    await trio.sleep(2 * LATELY_MS / 1000)  # it is no longer from lately
     assert await observer.sample_lately({}) is not asked
 
 

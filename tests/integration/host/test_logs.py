@@ -168,7 +168,7 @@ def test_the_writer_survives_its_starter_and_every_signal_of_a_stop(tmp_path: Pa
     assert writer is not None
     starter.wait()
     starter.stdout.close()
-    time.sleep(0.2)
+    time.sleep(0.2)  # the starter's end is over, its child's words are still to come
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         os.kill(writer.pid, number)
 

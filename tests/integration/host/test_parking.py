@@ -272,7 +272,7 @@ async def test_a_parked_engine_outlives_the_role_and_is_not_asked_anything(
         assert isinstance(await running.agent.handle(release(engine.processes)), m.Parked)
     async with host() as running:
         assert not await served(running)
-        await trio.sleep(LOAD_EVERY_S + 0.2)
+        await trio.sleep(LOAD_EVERY_S + 0.2)  # an engine that serves would be asked for its gauges meanwhile
         seen = await running.agent.handle(look(engine))
         assert isinstance(seen, m.ProbeResult)
         assert seen.same is not None

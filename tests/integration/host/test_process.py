@@ -227,7 +227,7 @@ def test_an_engine_survives_the_kill_of_its_host(tmp_path: Path) -> None:
     host.kill()
     host.wait()
     host.stdout.close()
-    time.sleep(0.1)
+    time.sleep(0.1)  # what its host's end could do to it is done
     assert identity.presence(engine) is Presence.ALIVE
     assert trio.run(process.put_down, (engine,)).nothing
 
@@ -267,7 +267,7 @@ async def test_a_pid_that_was_reused_between_the_look_and_the_signal_is_not_sign
         me = named(running.pid)
         stale = attrs.evolve(process.look((me,)), alive=(attrs.evolve(me, start_ticks=1),), group=())
         process.signal_all((attrs.evolve(me, start_ticks=1),), stale, signal.SIGKILL)
-        await trio.sleep(0.1)
+        await trio.sleep(0.1)  # a signal would have ended it by now
         assert running.poll() is None
 
 

@@ -257,7 +257,7 @@ class Bench:
         elif state in (State.PARKING, State.STOPPING):
             operation = self.command({State.PARKING: "park", State.STOPPING: "stop"}[state])
         elif state is State.PARKED and fault.kill is None:
-            time.sleep(0.5)
+            time.sleep(0.5)  # nobody asks a parked engine: the fault is there when the role looks at it
         if client is None and expect.client is not None:
             client = Client(self.here, self.name)
             client.start()

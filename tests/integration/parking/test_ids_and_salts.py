@@ -157,7 +157,7 @@ def test_two_hundred_hang_ups_leave_every_count_at_zero(here: ParkMachine, sglan
         if kind == "stream":
             begun(call)
         else:
-            time.sleep(wait_s)
+            time.sleep(wait_s)  # a moment of its own for each
         call.reset() if kind == "reset" else call.hang_up()
 
     with ThreadPoolExecutor(8) as threads:

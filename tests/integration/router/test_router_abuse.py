@@ -344,7 +344,7 @@ async def test_a_header_block_may_not_drip_on_a_connection_that_served_before() 
     async with house(answers_at_once, bounds=Bounds(head_seconds=0.2, idle_seconds=30)) as here:
         client = await here.connect()
         assert (await client.ask(chat())).status == 200
-        await trio.sleep(0.3)
+        await trio.sleep(0.3)  # resting is no part of the time for a head
         assert (await client.ask(chat())).status == 200
         await client.send(b"GET")
         with trio.fail_after(2):
@@ -446,5 +446,5 @@ async def test_who_comes_when_all_connections_are_taken_is_hung_up_on_and_others
         assert (await one.ask(chat())).status == 200
         assert await (await here.connect()).at_end()
         await other.aclose()
-        await trio.sleep(0.05)
+        await trio.sleep(0.05)  # its end is noticed
         assert (await (await here.connect()).ask(chat())).status == 200

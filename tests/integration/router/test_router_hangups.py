@@ -31,13 +31,13 @@ async def reset(client: Client) -> None:
 
 async def pipeline_and_close(client: Client) -> None:
     await client.send(request(chat()))
-    await trio.sleep(0.02)
+    await trio.sleep(0.02)  # read by itself, before the end
     await client.aclose()
 
 
 async def stray_line_end_and_close(client: Client) -> None:
     await client.send(b"\r\n")
-    await trio.sleep(0.02)
+    await trio.sleep(0.02)  # as above
     await client.aclose()
 
 
@@ -372,7 +372,7 @@ async def test_what_outlives_the_drain_is_told_so_and_cut(hurry: bool) -> None:
         await (await here.desk.ticket(1)).until("sent")
         here.stopping.set()
         if hurry:
-            await trio.sleep(0.05)
+            await trio.sleep(0.05)  # it is draining
             here.hurry.set()
         assert b'"code": "unavailable"' in await streaming.until(b'"retryable": true}')
         assert (await whole.answer()).status == 503

@@ -216,7 +216,7 @@ async def test_a_receipt_outlives_a_restart_its_deadline_and_the_policy_it_met(t
         assert first[0] == 202
         await before.settled(view["id"], lambda view: view["ready"] == "1/1")
         agent = before.agent
-    await trio.sleep(0.3)
+    await trio.sleep(0.3)  # the deadline passes
     async with role(tmp_path / "server", agent) as after:
         assert await after.ask("POST", f"/deployments/{view['id']}/actions", body, key=key) == first
         fresh = await after.ask("POST", f"/deployments/{view['id']}/actions", body)

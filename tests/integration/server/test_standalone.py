@@ -378,7 +378,7 @@ def test_signals_that_nobody_meant_for_it_end_no_role(home):
     start = home.start()
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGRTMIN + 1):
         start.process.send_signal(number)
-    time.sleep(0.2)
+    time.sleep(0.2)  # of signals that wait, the one with the lowest number is delivered first: SIGTERM before some
     start.process.send_signal(signal.SIGTERM)
     assert start.ended() == 0
 

@@ -113,8 +113,9 @@ async def test_requests_are_left_out_of_the_journal_and_nobody_waits_for_their_r
         with trio.fail_after(1):
             await commit.durable()  # before the writer runs at all
         await nursery.start(store.run)
-        await trio.sleep(0.3)
-        assert requests_db(home).execute("SELECT key FROM rows").fetchall() == [("R",)]
+        with trio.fail_after(5):
+            while requests_db(home).execute("SELECT key FROM rows").fetchall() != [("R",)]:
+                await trio.sleep(0.01)
         store.append(arrived(), [counter("R", None, "request"), counter("S", 1, "request")], 1, waited=False)
         store.append(arrived(), [counter("S", None, "request")], 1, waited=False)
         nursery.cancel_scope.cancel()
