@@ -94,7 +94,7 @@ def test_a_role_on_a_card_sizes_shows_charges_and_survives_the_loss_of_its_card(
         until(lambda: here.domains()["gpu0"]["available_bytes"] is None, what="an unobserved card")
         assert here.domains()["gpu0"]["charged_bytes"] == 2 * GIB
         assert "22.1 GiB managed limit, 24.0 GiB total, not observed now" in here.ok("status").out
-        (lost,) = [line for line in here.log() if line["message"] == "card.unobserved"]
+        (lost,) = here.said("card.unobserved")
         assert (lost["domain"], lost["why"]) == ("gpu0", "GPU is lost")
 
         # and is gone at the next start: the engine is found, its charge stays until it is proven gone

@@ -31,15 +31,6 @@ MIB = 1 << 20
 ESTABLISHED, CLOSE_WAIT = "01", "08"
 
 
-def until(holds: Callable[[], Any], limit_s: float = 20.0, what: str = "it", every_s: float = 0.02) -> Any:
-    """Poll until the value is true, and return it; fail when it does not become so."""
-    ends = time.monotonic() + limit_s
-    while not (value := holds()):
-        assert time.monotonic() < ends, f"{what} did not come to hold within {limit_s} s"
-        time.sleep(every_s)
-    return value
-
-
 def _stalled_s() -> float:
     """Seconds so far in which somebody on this machine waited for a processor; 0 where the kernel does not tell."""
     try:
@@ -66,6 +57,20 @@ class Stopwatch:
     def sleep_until(self, s: float) -> None:
         while (left := s - self.s) > 0:
             time.sleep(max(left, 0.01))
+
+
+BUSY = 5
+"""How much longer than its limit something may take on a machine on which everybody waits for a processor."""
+
+
+def until(holds: Callable[[], Any], limit_s: float = 20.0, what: str = "it", every_s: float = 0.02) -> Any:
+    """Poll until the value is true, and return it; fail when it does not become so. `limit_s` as a Stopwatch counts."""
+    since, ends = Stopwatch(), time.monotonic() + BUSY * limit_s
+    while not (value := holds()):
+        within = since.s < limit_s and time.monotonic() < ends
+        assert within, f"{what} did not come to hold within {limit_s} s"
+        time.sleep(every_s)
+    return value
 
 
 @attrs.frozen
@@ -145,6 +150,16 @@ class Engine:
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
+
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """It computes nothing until the end of the block: whatever is asked of it lasts, however quick it is."""
+        self.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                self.send(signal.SIGCONT)
 
     def children(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
@@ -313,6 +328,26 @@ class Machine:
         lines = self.log_path.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
+    def said(self, message: str, at_least: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        """Lines of this message and with these fields, waited for: an answer may overtake the line that tells of it."""
+
+        def found() -> list[dict[str, Any]]:
+            return [
+                line
+                for line in self.log()
+                if line["message"] == message and all(line.get(name) == value for name, value in fields.items())
+            ]
+
+        until(lambda: len(found()) >= at_least, what=f"{message} of {fields} in the log")
+        return found()
+
+    def story(self) -> str:
+        """What the present role has said, a line each and without requests: why something went another way."""
+        told = [
+            line for line in self.log() if line["message"] != "request.ended" and line.get("machine") != "operation"
+        ]
+        return "\n".join(" ".join(str(value) for value in line.values()) for line in told)
+
     def spawn(self) -> None:
         """Start the role without waiting for it."""
         assert self.role is None or self.role.poll() is not None
@@ -430,6 +465,11 @@ class Machine:
         """Logs of this deployment's launches, as far as they are kept."""
         identity = self.view(name)["id"]
         return [text for place, text in self.engine_logs().items() if place.startswith(identity)]
+
+    def served(self, name: str, at_least: int) -> int:
+        """How many requests the last launch worked on, once so many are in its log, which somebody else writes."""
+        until(lambda: served(self.launches(name)[-1]) >= at_least, what=f"{at_least} requests in the log of {name}")
+        return served(self.launches(name)[-1])
 
     def engine_door(self, name: str) -> tuple[int, str]:
         """Port and key of the present engine, from the host's journal."""
@@ -597,6 +637,7 @@ class Watch:
         finally:
             self._over.set()
             thread.join()
+            self._look()  # what came after the last one
 
 
 def served(log: str) -> int:

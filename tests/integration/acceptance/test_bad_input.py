@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import TINY
-from .machine import Machine
+from .machine import Machine, until
 
 GOOD = "name: x\nengine: llamacpp\nmodel: tiny\n"
 
@@ -28,12 +28,8 @@ def _served(machine: Machine) -> Iterator[None]:
     assert machine.ok("list", "deployments").out == before
     assert machine.engine("tiny") == engine
     assert machine.ask("tiny").status == 200
-    assert machine.view("tiny")["requests"] == {
-        "in_flight": 0,
-        "waiting": 0,
-        "settle_when_idle": 0,
-        "settle_at_stop": 0,
-    }
+    none = {"in_flight": 0, "waiting": 0, "settle_when_idle": 0, "settle_at_stop": 0}
+    until(lambda: machine.view("tiny")["requests"] == none, what="no request left")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 import openai
 import pytest
 
-from .machine import Machine, served
+from .machine import Machine
 
 TOOL = {
     "type": "function",
@@ -132,7 +132,7 @@ def test_an_operator_stops_and_starts_it(machine: Machine) -> None:
     machine.ok("start", "deployment", "chat", "--wait")
     print(f"start --wait took {time.monotonic() - began:.2f} s")
     assert machine.ask("chat").status == 200
-    assert served(machine.launches("chat")[-1]) == 1
+    assert machine.served("chat", 1) == 1
 
 
 @pytest.mark.usefixtures("chat")

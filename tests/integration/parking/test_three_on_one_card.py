@@ -91,8 +91,8 @@ def alternate(here: ParkMachine, requests: int) -> None:
         sleeps += len(made.calls("/sleep", "/release_memory_occupation"))
         wakes += len(made.calls("/resume_memory_occupation"))
         wakes += len([call for call in made.calls("/wake_up") if call["query"] == "tags=weights"])
-    assert starts == dict.fromkeys(MODELS, 1), "nobody was started twice"
-    assert (sleeps, wakes) == (requests - 1, requests - len(MODELS))
+    assert starts == dict.fromkeys(MODELS, 1), f"nobody was started twice\n{here.story()}"
+    assert (sleeps, wakes) == (requests - 1, requests - len(MODELS)), here.story()
 
     took = sorted(answer.took_s for _, answer in answers[3:])
     print(
