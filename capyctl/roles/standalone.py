@@ -241,11 +241,8 @@ async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall |
             async with trio.open_nursery() as outer:
                 await outer.start(stopping.watch)
                 await outer.start(stopping.unless_it_fails, store.run)
-                services = _services(settings, credentials, driver, world, store, desk, here, clock)
-                services.fetching, services.sources = links.fetching.progress, links.fetching.sources
-                services.measuring = links.measuring.progress
-                services.latencies = links.latencies.view
-                await _serve(settings, form, stopping, services, links, here, leaving)
+                services = _services(settings, credentials, driver, world, store, desk, links, here, clock)
+                await _serve(settings, form, stopping, services, here, leaving)
                 outer.cancel_scope.cancel()
     finally:
         store.close()
@@ -284,6 +281,7 @@ def _services(
     world: World,
     store: Store,
     desk: Desk,
+    links: HostLinks,
     here: Machine,
     clock: clocks.Clock,
 ) -> Services:
@@ -318,6 +316,7 @@ def _services(
         world=world,
         store=store,
         desk=desk,
+        links=links,
         registry=here.registry,
         keys=KeyRing(credentials.api_key, credentials.admin_token, store, open=inference.authentication == "none"),
         host=here.agent.host,
@@ -339,11 +338,10 @@ async def _serve(
     form: str,
     stopping: _Stopping,
     services: Services,
-    links: HostLinks,
     here: Machine,
     leaving: Shortfall | None = None,
 ) -> None:
-    driver = services.driver
+    driver, links = services.driver, services.links
     async with trio.open_nursery() as hosts:
         await hosts.start(here.agent.run)
         link = MemoryLink(here.agent)

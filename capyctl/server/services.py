@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
@@ -28,6 +28,7 @@ from capyctl.ledger.types import HostPolicy
 from capyctl.server import deploy, figures
 from capyctl.server.desk import Desk
 from capyctl.server.driver import CommandEvent, Driver
+from capyctl.server.hosts import HostLinks
 from capyctl.server.keys import KeyRing
 from capyctl.server.preview import plan_view
 from capyctl.server.store import Store
@@ -37,12 +38,6 @@ RUNNING_SHOWN: Final = 8
 DRAIN_LIMIT_S: Final = 900.0
 DRAIN_AGAIN_S: Final = 30.0
 """Between two drains of a profile: what was on its way to a start when it was withdrawn is stopped by the next."""
-
-
-class AskSources(Protocol):
-    """Asks a host what it has downloaded, or to remove what nobody refers to. Raises: CapyError."""
-
-    async def __call__(self, host: HostId, *, prune: bool = False) -> list[dict[str, Any]]: ...
 
 
 LogTail = Callable[[Lane, int], Awaitable[str]]
@@ -70,6 +65,7 @@ class Services:
     world: World
     store: Store
     desk: Desk
+    links: HostLinks
     registry: Registry
     keys: KeyRing
     host: HostId
@@ -79,15 +75,8 @@ class Services:
     request_deadline_ms: Millis
     log_tail: LogTail
     announce_profiles: Callable[[], None]
-    fetching: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
-    """What is downloaded for a deployment now, a row per host."""
-    sources: AskSources | None = None
-    measuring: Callable[[DeploymentId], list[dict[str, Any]]] = attrs.field(factory=lambda: lambda _: [])
-    """What is read of a deployment's files for their digest now, a row per host."""
     look_at_model: Callable[[Spec], Awaitable[None]] | None = None
     """A first look at the model's files, where its host is this machine. Raises: Refusal."""
-    latencies: Callable[[Millis], dict[str, Any]] | None = None
-    """How long requests took, by the engines' own series."""
     facts: RoleFacts | None = None
 
     # --- commands --------------------------------------------------------------------------------
@@ -175,9 +164,7 @@ class Services:
 
     def latency(self, deployment: str | None) -> dict[str, Any]:
         """Latency distributions. Raises: Refusal `not_found` for an id that names no deployment."""
-        if self.latencies is None:
-            raise Refusal("unavailable", "the role is starting; ask again")
-        return _of_one(self.latencies(self.clock()), deployment)
+        return _of_one(self.links.latencies.view(self.clock()), deployment)
 
     def usage(self, host: HostId | None, deployment: DeploymentId | None) -> dict[str, Any]:
         """Memory by domain and deployment, of one of them when it is named. Raises: Refusal `not_found`."""
@@ -190,7 +177,7 @@ class Services:
 
     async def model_sources(self, *, prune: bool = False) -> list[dict[str, Any]]:
         """What is downloaded here; with `prune` what was removed, since no deployment refers to it."""
-        return [] if self.sources is None else await self.sources(self.host, prune=prune)
+        return await self.links.fetching.sources(self.host, prune=prune)
 
     def engines(self) -> list[dict[str, Any]]:
         """Published profiles, and which deployments use them."""
@@ -281,8 +268,14 @@ class Services:
         return self.facts
 
     def _with_engine(self, view: dict[str, Any]) -> dict[str, Any]:
-        spec = self.world.book.deployments[DeploymentId(view["id"])].spec
-        view = self._with_download(_with_shown_document(view))
+        identity, book = DeploymentId(view["id"]), self.world.book
+        spec = book.deployments[identity].spec
+        view = with_progress(
+            _with_shown_document(view),
+            fetched=self.links.fetching.progress(identity),
+            read=self.links.measuring.progress(identity),
+            measuring=identity in book.measuring,
+        )
         try:
             registered: Registered = self.registry.named(spec.profile)
         except Refusal:
@@ -293,26 +286,6 @@ class Services:
             "engine_version": registered.version,
             "engine_executable": registered.executable,
         }
-
-    def _with_download(self, view: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint that is on its way, or looked at again, shows that instead of what was found before."""
-        identity = DeploymentId(view["id"])
-        rows = self.fetching(identity)
-        if not rows:
-            read = self.measuring(identity)
-            if not read and identity not in self.world.book.measuring:
-                return view
-            checkpoint = {**view["checkpoint"], "state": "measuring"}
-            if read:
-                slowest = min(read, key=lambda row: row["done_bytes"] - row["total_bytes"])
-                figures = {name: slowest[name] for name in ("done_bytes", "total_bytes")}
-                checkpoint["measured"] = {**figures, "hosts": read}
-            return {**view, "checkpoint": checkpoint}
-        slowest = min(rows, key=lambda row: row["done_bytes"])
-        download = {**{name: slowest[name] for name in ("phase", "done_bytes", "total_bytes")}, "hosts": rows}
-        waiting = view["waiting"] and "the model is being downloaded"
-        checkpoint = {**view["checkpoint"], "state": "materializing", "download": download}
-        return {**view, "checkpoint": checkpoint, "waiting": waiting}
 
     def _using(self, profile: str) -> list[str]:
         return sorted(row.spec.name for row in self.world.book.deployments.values() if row.spec.profile == profile)
@@ -395,6 +368,29 @@ def _of_one(body: dict[str, Any], deployment: str | None) -> dict[str, Any]:
     if not rows:
         raise Refusal("not_found", f"there is no deployment {deployment}")
     return {**body, "deployments": rows}
+
+
+def with_progress(
+    view: dict[str, Any], *, fetched: list[dict[str, Any]], read: list[dict[str, Any]], measuring: bool
+) -> dict[str, Any]:
+    """A view whose checkpoint, while it is on its way or looked at again, shows that instead of what was found before.
+
+    Args:
+      fetched, read: what is downloaded, and what is read for a digest, a row per host.
+      measuring: whether it is measured, whatever is known of how far that is.
+    """
+    if fetched:
+        slowest = min(fetched, key=lambda row: row["done_bytes"])
+        download = {**{name: slowest[name] for name in ("phase", "done_bytes", "total_bytes")}, "hosts": fetched}
+        checkpoint = {**view["checkpoint"], "state": "materializing", "download": download}
+        return {**view, "checkpoint": checkpoint, "waiting": view["waiting"] and "the model is being downloaded"}
+    if not read and not measuring:
+        return view
+    checkpoint = {**view["checkpoint"], "state": "measuring"}
+    if read:
+        slowest = min(read, key=lambda row: row["done_bytes"] - row["total_bytes"])
+        checkpoint["measured"] = {**{name: slowest[name] for name in ("done_bytes", "total_bytes")}, "hosts": read}
+    return {**view, "checkpoint": checkpoint}
 
 
 def shown_document(text: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ from capyctl.errors import Refusal
 from capyctl.fsm.types import Bytes, DeploymentId, Millis
 from capyctl.host import looks
 from capyctl.server.hosts import HostLinks, listener
-from capyctl.server.services import Services
+from capyctl.server.services import with_progress
 from capyctl.session import messages as m
 from capyctl.session.codec import decode_message, encode_message
 
@@ -63,15 +62,12 @@ def test_a_view_shows_the_host_that_has_most_left_to_read() -> None:
         {"host_id": "one", "done_bytes": 5, "total_bytes": 9},
         {"host_id": "two", "done_bytes": 0, "total_bytes": 2},
     ]
-    services: Any = SimpleNamespace(
-        fetching=lambda _: [], measuring=lambda _: rows, world=SimpleNamespace(book=SimpleNamespace(measuring=set()))
-    )
     view = {"id": NAME, "checkpoint": {"state": "pending", "digest": None}, "waiting": None}
-    checkpoint = Services._with_download(services, view)["checkpoint"]
+    checkpoint = with_progress(view, fetched=[], read=rows, measuring=False)["checkpoint"]
     figures = {"done_bytes": 5, "total_bytes": 9, "hosts": rows}
     assert checkpoint == {"state": "measuring", "digest": None, "measured": figures}
-    rows.clear()
-    assert Services._with_download(services, view) == view
+    assert with_progress(view, fetched=[], read=[], measuring=True)["checkpoint"]["state"] == "measuring"
+    assert with_progress(view, fetched=[], read=[], measuring=False) == view
 
 
 def test_the_report_travels() -> None:

@@ -265,6 +265,7 @@ async def role(directory: Path, agent: FakeAgent | None = None) -> AsyncIterator
         world=world,
         store=store,
         desk=desk,
+        links=links,
         registry=registry,
         keys=KeyRing(API_KEY, TOKEN, store),
         host=HOST,
@@ -274,7 +275,6 @@ async def role(directory: Path, agent: FakeAgent | None = None) -> AsyncIterator
         request_deadline_ms=Millis(1_800_000),
         log_tail=log_tail,
         announce_profiles=lambda: None,
-        latencies=links.latencies.view,
     )
     stopping = trio.Event()
     async with trio.open_nursery() as outer:
