@@ -100,8 +100,7 @@ def test_a_copy_is_charged_for_the_engines_whole_life_and_a_wake_reads_nothing(t
         assert sglang.calls("/update_weights_from_disk") == []
 
         # what cannot be is refused with the figures and the way out
-        assert deploy(here, "big", "vllm", GIB // 2).status == 0
-        refused = here.command("start", "deployment", "big", "--wait")
+        refused = deploy(here, "big", "vllm", GIB // 2)
         assert refused.status == 5
         assert "the copy of the weights and the engine need 4.8 GiB of system on " in refused.error
         assert "where 4.5 GiB may be parked. Use residency: deep, or raise the parked limit" in refused.error
