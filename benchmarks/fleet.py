@@ -96,6 +96,8 @@ class Fleet:
     large: list[DeploymentId]
     now_ms: int = NOW
     begun: list[DeploymentId] = attrs.field(factory=list)
+    called_off: list[DeploymentId] = attrs.field(factory=list)
+    look: o.VerifyStart | None = None
     numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1))
 
     @classmethod
@@ -151,10 +153,16 @@ class Fleet:
         assert any(isinstance(order, o.Launch) for order in step.orders), "there was room"
 
     def evict(self) -> None:
-        """A request wants a model for which others have to give way: its host is asked, and a switch begins."""
+        """A request wants a model for which others have to give way: who, is planned, and its host is asked."""
         identity = self.large.pop()
         step = self._ask(identity)
-        (look,) = (order for order in step.orders if isinstance(order, o.VerifyStart))
+        (self.look,) = (order for order in step.orders if isinstance(order, o.VerifyStart))
+        self.begun.append(identity)
+
+    def switch(self) -> None:
+        """Its host says that it could begin: that is planned anew, and a switch begins."""
+        look = self.look
+        assert look is not None, "somebody wants it"
         step = self.tell(
             e.StartVerified(
                 now_ms=Millis(self.now_ms),
@@ -165,15 +173,22 @@ class Fleet:
             )
         )
         assert any(move.machine == "switch" for move in step.moves), "a switch began"
+
+    def wait(self) -> None:
+        """An operator starts a model for which others would have to give way, and may not: it waits for room."""
+        identity = self.called_off.pop(0)
+        step = self.tell(self._start_asked(identity))
+        assert all(isinstance(order, o.Reply) for order in step.orders), "nobody gives way"
         self.begun.append(identity)
 
     def calm(self) -> None:
-        """An operator calls off what others were to give way for: nobody has given way yet."""
+        """An operator calls off what has begun: nobody has given way yet."""
         while self.begun:
             self.now_ms += 1
+            self.called_off.append(self.begun.pop())
             self.tell(
                 e.StopAsked(
-                    now_ms=Millis(self.now_ms), command=_command(next(self.numbers)), deployment=self.begun.pop()
+                    now_ms=Millis(self.now_ms), command=_command(next(self.numbers)), deployment=self.called_off[-1]
                 )
             )
         assert not self.world.book.active_switches, "it is called off"

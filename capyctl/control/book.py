@@ -40,7 +40,9 @@ from capyctl.fsm.types import (
     SwitchId,
     Token,
 )
-from capyctl.ledger.charges import Ledger
+from capyctl.ledger.charges import Ledger, Shelf
+from capyctl.ledger.crowd import Turn
+from capyctl.ledger.placement import Tries
 from capyctl.ledger.types import Observation
 
 SETTLING = frozenset({deployment.Phase.REVISING, deployment.Phase.DELETING})
@@ -104,6 +106,27 @@ class Refused:
     idle: bool = False
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Steps:
+    """The starts to try for an instance: as long as they rest on the very same, and would be `at` the same hosts."""
+
+    tries: Tries
+    rests_on: tuple[object, ...]
+    at: tuple[object, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class AskedAround:
+    """Nobody could give way for a start that was `tried`; `policy`: who was asked at all, `seen`: samples that said no.
+
+    While all of it is the very same, so is the answer.
+    """
+
+    tried: tuple[object, ...] | None
+    policy: tuple[object, ...]
+    seen: Mapping[HostId, Mapping[Domain, Observation] | None]
+
+
 @attrs.frozen(kw_only=True)
 class Owed:
     """An answer that is not given yet, to whoever sent this command, once or several `times`."""
@@ -155,6 +178,7 @@ class Book:
     traffic: Traffic = attrs.field(factory=Traffic)
     due: Due = attrs.field(factory=Due)
     online: set[HostId] = attrs.field(factory=set)
+    emptying: set[HostId] = attrs.field(factory=set)  # hosts that take nothing more
     seen: dict[HostId, Mapping[Domain, Observation]] = attrs.field(factory=dict)
     installations: dict[HostId, Mapping[str, str]] = attrs.field(factory=dict)  # what each profile of a host runs
     used_at: dict[Lane, Millis] = attrs.field(factory=dict)
@@ -176,8 +200,10 @@ class Book:
     refused: dict[Lane, Refused] = attrs.field(factory=dict)  # victims that would not give way, and are left alone
     measuring: set[DeploymentId] = attrs.field(factory=set)  # checkpoints that are looked at again
     measured_at: dict[DeploymentId, Millis] = attrs.field(factory=dict)  # when their last look ended
+    first_turns: dict[HostId, tuple[Shelf, Turn | None]] = attrs.field(factory=dict)  # who would give way first there
+    steps: dict[Lane, Steps] = attrs.field(factory=dict)  # of those that wait for room
     tried: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds a start found no room
-    asked_around: dict[Lane, tuple[object, ...]] = attrs.field(factory=dict)  # on what grounds nobody could give way
+    asked_around: dict[Lane, AskedAround] = attrs.field(factory=dict)  # on what grounds nobody could give way
     told_short: dict[Lane, str] = attrs.field(factory=dict)  # of those, what its instance was told
     owed: dict[str, Owed] = attrs.field(factory=dict)  # answers to commands, by key
     notices: deque[tuple[Lane, Any]] = attrs.field(factory=deque)  # what instances said, still to be heard
@@ -188,6 +214,7 @@ class Book:
     moves: list[Move] = attrs.field(factory=list)
     dirty: bool = False
     version: int = 0
+    shape: int = 0  # of deployments and instances: another one after each change of their rows
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -209,6 +236,7 @@ class Book:
         self.named[row.spec.name] = identity
         self.deployments[identity] = row
         self._note_settling(identity)
+        self._forget_turns(identity)
         self.touch("deployment", identity)
 
     def drop_deployment(self, identity: DeploymentId) -> None:
@@ -243,8 +271,10 @@ class Book:
             self.lanes[lane.deployment] = tuple(sorted((*self.lanes.get(lane.deployment, ()), lane)))
             self._note_settling(lane.deployment)
         else:
+            self._forget_turns(lane.deployment)
             self._lift(lane, before)
         self.instances[lane] = row
+        self._forget_turns(lane.deployment)
         if row.in_progress:
             self.busy.add(lane)
             self.in_phase.setdefault(row.phase, set()).add(lane)
@@ -265,7 +295,15 @@ class Book:
         if row.run.host is not None and lane in (beside := self.placed.get(row.run.host, set())):
             beside.discard(lane)
 
+    def _forget_turns(self, identity: DeploymentId) -> None:
+        """Who gives way first may be another one where instances of a deployment that changed are, or were."""
+        self.shape += 1
+        for _, row in self.of(identity):
+            if row.run.host is not None:
+                self.first_turns.pop(row.run.host, None)
+
     def drop_instance(self, lane: Lane) -> None:
+        self._forget_turns(lane.deployment)
         self._lift(lane, self.instances.pop(lane))
         for known in (self.busy, self.wished, self.draining, self.doubted, self.windowed, self.moved, self.no_room):
             known.discard(lane)
@@ -277,6 +315,7 @@ class Book:
             self.proposals,
             self.shortfalls,
             self.told_short,
+            self.steps,
             self.tried,
             self.asked_around,
             self.released_at,
@@ -302,6 +341,10 @@ class Book:
 
     def put_host(self, row: HostRow) -> None:
         self.hosts[row.policy.host] = row
+        if row.draining:
+            self.emptying.add(row.policy.host)
+        else:
+            self.emptying.discard(row.policy.host)
         self.touch("host", row.policy.host)
 
     def put_receipt(self, key: str, row: ReceiptRow) -> None:
@@ -362,6 +405,10 @@ class Book:
     def on(self, host: HostId) -> list[tuple[Lane, InstanceRow]]:
         """The instances of which processes exist on a host, or may, by lane."""
         return [(lane, self.instances[lane]) for lane in sorted(self.placed.get(host, ()))]
+
+    def anybody_on(self, host: HostId) -> list[tuple[Lane, InstanceRow]]:
+        """The same, in no order."""
+        return [(lane, self.instances[lane]) for lane in self.placed.get(host, ())]
 
     def being(self, *phases: object) -> list[tuple[Lane, InstanceRow]]:
         """The busy instances in one of these phases, by lane."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from capyctl.control import operations, requests, switching
+from capyctl.control import crowd, operations, requests, switching
 from capyctl.control.book import SETTLING, Book, lane_of
 from capyctl.control.records import InstanceRow
 from capyctl.errors import InvariantBroken
@@ -416,6 +416,20 @@ def idx_places(book: Book) -> bool:
     } == hosts
 
 
+def idx_emptying(book: Book) -> bool:
+    """Hosts that take nothing more are known."""
+    return book.emptying == {host for host, row in book.hosts.items() if row.draining}
+
+
+def idx_turns(book: Book) -> bool:
+    """What is kept of who gives way first on a host is not after anybody's turn there."""
+    return all(
+        shelf is not book.ledger.shelf(host)
+        or all(kept is not None and kept <= one for one in crowd.turns_on(book, host))
+        for host, (shelf, kept) in book.first_turns.items()
+    )
+
+
 def idx_deployments(book: Book) -> bool:
     """Deployments are found by their names, and those that wait for an end of instances are known."""
     return book.named == {row.spec.name: identity for identity, row in book.deployments.items()} and book.settling == {
@@ -538,6 +552,8 @@ STATE: tuple[StateClaim, ...] = (
     idx_routes,
     idx_busy,
     idx_places,
+    idx_emptying,
+    idx_turns,
     idx_deployments,
     idx_drains,
     idx_operations,

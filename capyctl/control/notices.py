@@ -152,7 +152,7 @@ def forget_wish(book: Book, lane: Lane) -> None:
     row = book.instances[lane]
     if row.wish is not None:
         book.put_instance(lane, attrs.evolve(row, wish=None))
-    for memo in (book.shortfalls, book.told_short, book.tried, book.asked_around):
+    for memo in (book.steps, book.shortfalls, book.told_short, book.tried, book.asked_around):
         memo.pop(lane, None)
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capyctl.control import deeds
+from capyctl.control import deeds, requests
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import cleanup, instance, residency
 from capyctl.fsm.types import Activation, HostId, Lane, Millis, StopKind
 from capyctl.ledger import parked
 from capyctl.ledger.asks import Ask
-from capyctl.ledger.placement import hosts_of
-from capyctl.ledger.victims import Candidate, Eviction, may_give_way
+from capyctl.ledger.crowd import Candidate, may_give_way
+from capyctl.ledger.placement import asks_at, hosts_of
+from capyctl.ledger.victims import Eviction
 
 
 def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
@@ -24,14 +25,14 @@ def make_room(book: Book, lane: Lane, tries: Sequence[Ask]) -> bool:
     hosts = hosts_of(tries)
     if any(_leaves(row) and row.run.host in hosts for _, row in book.being(*cleanup.ENDING)):
         return True
-    candidates = {host: _candidates(book, lane, host) for host in hosts}
-    for ask in tries:
-        mine = candidates[ask.host]
-        plan = parked.reclaim(book.ledger, ask, mine, since_ms=book.now_ms, seen=book.seen, now_ms=book.now_ms)
-        if isinstance(plan, Eviction) and plan.victims:
-            for owner in plan.owners:
-                deeds.stop_lane(book, lane_of_owner(owner), StopKind.RECLAIM)
-            return True
+    for place, host in enumerate(hosts):
+        mine = _candidates(book, lane, host) if book.ledger.shelf(host).parked else []
+        for ask in asks_at(tries, place, host) if mine else ():
+            plan = parked.reclaim(book.ledger, ask, mine, since_ms=book.now_ms, seen=book.seen, now_ms=book.now_ms)
+            if isinstance(plan, Eviction) and plan.victims:
+                for owner in plan.owners:
+                    deeds.stop_lane(book, lane_of_owner(owner), StopKind.RECLAIM)
+                return True
     return False
 
 
@@ -67,14 +68,13 @@ def _candidates(book: Book, target: Lane | None, host: HostId) -> list[Candidate
         if lane == target or not row.is_parked or row.wish is not None:
             continue
         spec = book.deployments[lane.deployment].spec
-        waiting = book.traffic.queue(lane.deployment).waiting
         found.append(
             Candidate(
                 owner=lane.owner,
                 last_used_at_ms=book.used_at.get(lane, Millis(0)),
                 warm=spec.warm,
                 explicit=spec.activation is Activation.EXPLICIT,
-                oldest_waiter_at_ms=min((book.requests[one].arrived_at_ms for one in waiting), default=None),
+                oldest_waiter_at_ms=requests.waits_since(book, lane.deployment),
             )
         )
     return found

@@ -390,6 +390,12 @@ def _speak(
         )
 
 
+def waits_since(book: Book, target: DeploymentId) -> Millis | None:
+    """Since when a request waits for this deployment, None while none does."""
+    waiting = book.traffic.queue(target).waiting
+    return min((book.requests[one].arrived_at_ms for one in waiting), default=None)
+
+
 def _target(state: request.State) -> DeploymentId:
     assert state.deployment is not None  # every waiting or running request has one
     return state.deployment

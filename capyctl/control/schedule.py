@@ -6,14 +6,13 @@ repeats until nothing moves; that it ends is invariant 71.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 
 import attrs
 
 from capyctl.control import deeds, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
-from capyctl.control.book import SETTLING, Book
+from capyctl.control.book import SETTLING, Book, Steps
 from capyctl.control.naming import names
 from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import InstanceRow, Wish
@@ -24,12 +23,13 @@ from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
-from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
-from capyctl.ledger import admission, asks, cards, estimates, forecast, placement
+from capyctl.fsm.types import Activation, DeploymentId, Device, HostId, Lane, Millis, Origin, Phase, StopKind
+from capyctl.ledger import admission, asks, cards, estimates, placement
 from capyctl.ledger.asks import Ask, Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import HOSTS_TOLD, Nowhere
 from capyctl.ledger.shortfall import Shortfall
+from capyctl.ledger.types import Plan
 
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
@@ -259,7 +259,7 @@ def _starts(book: Book) -> None:
 
 
 def _is_draining(book: Book, host: HostId) -> bool:
-    return host in book.hosts and book.hosts[host].draining
+    return host in book.emptying
 
 
 def _ineligible(book: Book, lane: Lane, *, final: bool) -> None:
@@ -287,8 +287,8 @@ def _why_not(book: Book, lane: Lane, host: HostId) -> str:
         return "not connected"
     if _is_draining(book, host):
         return "draining"
-    running = _running(book, lane)
-    seat = _seat(book, lane, host, running)
+    row, devices = book.instances[lane], owner.spec.devices
+    seat = _seat(row, owner.plans[host], host, devices, _running(book, lane))
     if not placement.has_a_place(seat, owner.spec.max_per_host):
         return f"runs {seat.instances} of it, as many as placement.max_per_host allows"
     ranks = len(cards.cards_of(seat.plan, book.hosts[host].policy))
@@ -300,9 +300,9 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
     owner = book.deployments[lane.deployment]
     free = [host for host in hosts if may_take(book, lane, host)] if book.active_switches else hosts
-    if lane in book.tried and _stands(book.tried[lane], _grounds(book, lane, row, free)):
-        return
     tries = starts(book, lane, row, free)
+    if lane in book.tried and _stands(book.tried[lane], _grounds(book, tries)):
+        return
     if not tries:
         if free and free == hosts:
             _ineligible(book, lane, final=not _runs_anywhere(book, lane))
@@ -350,8 +350,9 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
             pass  # it is placed once they are gone
         case Nowhere():
             _short(book, lane, verdict)
-            if all(_is_seen(book, host) for host in verdict.hosts):
-                book.tried[lane] = _grounds(book, lane, row, free)
+            weighed = {*verdict.hosts[:HOSTS_TOLD], *(seat.host for seat in tries.may_fit)}
+            if all(_is_seen(book, host) for host in weighed):
+                book.tried[lane] = _grounds(book, tries)
 
 
 def _is_seen(book: Book, host: HostId) -> bool:
@@ -363,13 +364,12 @@ def _is_seen(book: Book, host: HostId) -> bool:
     )
 
 
-def _grounds(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> tuple[object, ...]:
-    """All that a verdict on a start rests on, beside the time: while it is the very same, so is the verdict."""
-    owner = book.deployments[lane.deployment]
-    wished = row.wish.host if row.wish is not None else None
-    ledger = book.ledger
-    about = ((host, ledger.hosts.get(host), ledger.shelf(host), book.seen.get(host)) for host in hosts)
-    return (owner.spec, owner.plans, row.last_host, wished, *itertools.chain.from_iterable(about))
+def _grounds(book: Book, tries: placement.Tries) -> tuple[object, ...]:
+    """All that a verdict on a start rests on, beside the time: while it is the very same, so is the verdict.
+
+    Where what is charged leaves no room, no sample can change that.
+    """
+    return (tries, *(book.seen.get(seat.host) for seat in tries.may_fit))
 
 
 def _stands(known: tuple[object, ...], grounds: tuple[object, ...]) -> bool:
@@ -377,14 +377,27 @@ def _stands(known: tuple[object, ...], grounds: tuple[object, ...]) -> bool:
 
 
 def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> placement.Tries:
-    """The starts to try on these hosts, best first; only the switch's host while a switch makes room for it."""
-    owner = book.deployments[lane.deployment]
+    """The starts to try on these hosts, best first; only the switch's host while a switch makes room for it.
+
+    The very same object as before while nothing that they rest on is another.
+    """
+    spec, plans = book.deployments[lane.deployment].spec, book.deployments[lane.deployment].plans
     if row.wish is not None and row.wish.host is not None:
         hosts = [host for host in hosts if host == row.wish.host]
     running = _running(book, lane)
-    seats = (_seat(book, lane, host, running) for host in hosts)
-    spec = owner.spec
-    return placement.candidates(book.ledger, lane.owner, seats, strategy=spec.strategy, max_per_host=spec.max_per_host)
+    rests_on = (book.ledger, spec, plans, row.plan)
+    known = book.steps.get(lane)
+    if known is not None and _stands(known.rests_on, rests_on) and known.at == (hosts, running, row.last_host):
+        return known.tries
+    tries = placement.candidates(
+        book.ledger,
+        lane.owner,
+        (_seat(row, plans[host], host, spec.devices, running) for host in hosts),
+        strategy=spec.strategy,
+        max_per_host=spec.max_per_host,
+    )
+    book.steps[lane] = Steps(tries=tries, rests_on=rests_on, at=(hosts, running, row.last_host))
+    return tries
 
 
 def _running(book: Book, lane: Lane) -> dict[HostId, int]:
@@ -401,13 +414,14 @@ def _runs_anywhere(book: Book, lane: Lane) -> bool:
     return bool(_running(book, lane))
 
 
-def _seat(book: Book, lane: Lane, host: HostId, running: dict[HostId, int]) -> placement.Seat:
-    row, owner = book.instances[lane], book.deployments[lane.deployment]
+def _seat(
+    row: InstanceRow, plan: Plan, host: HostId, devices: tuple[Device, ...], running: dict[HostId, int]
+) -> placement.Seat:
     return placement.Seat(
         host=host,
-        plan=owner.plans[host],
+        plan=plan,
         instances=running.get(host, 0),
-        named=owner.spec.devices,
+        named=devices,
         last=row.plan if host == row.last_host else None,
         previous=host == row.last_host,
     )
@@ -429,7 +443,7 @@ def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
 
 
 def _fits(book: Book, lane: Lane) -> None:
-    for memo in (book.shortfalls, book.told_short, book.tried, book.asked_around):
+    for memo in (book.steps, book.shortfalls, book.told_short, book.tried, book.asked_around):
         memo.pop(lane, None)
 
 
@@ -453,12 +467,9 @@ def _steps(book: Book, lane: Lane) -> Sequence[Ask]:
 
 def usable(book: Book, lane: Lane) -> list[HostId]:
     """Hosts that resolved the revision, are there, and are not draining."""
-    owner = book.deployments[lane.deployment]
-    return [
-        host
-        for host in owner.spec.hosts
-        if host in owner.plans and host in book.online and not book.hosts[host].draining
-    ]
+    owner, online, emptying = book.deployments[lane.deployment], book.online, book.emptying
+    plans = owner.plans
+    return [host for host in owner.spec.hosts if host in plans and host in online and host not in emptying]
 
 
 def _lift_holds(book: Book) -> None:
@@ -470,7 +481,7 @@ def _lift_holds(book: Book) -> None:
 
 
 def _is_loading(book: Book, host: HostId) -> bool:
-    return any(forecast.loads(held) for _, held in book.ledger.on(host))
+    return any(held.loading for _, held in book.ledger.on(host))
 
 
 # --- waiting requests -----------------------------------------------------------------------------------

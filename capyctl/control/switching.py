@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from capyctl import ulid
-from capyctl.control import answering, lanes, operations, outward, refusing, requests, residue, verifying
+from capyctl.control import answering, crowd, lanes, operations, outward, refusing, requests, residue, verifying
 from capyctl.control import events as e
-from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.book import AskedAround, Book, lane_of_owner
 from capyctl.control.naming import names
 from capyctl.control.orders import ReadMemory
 from capyctl.control.records import Move, Wish, told_by
@@ -22,9 +22,10 @@ from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import Stop
 from capyctl.fsm.switch import Phase
-from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind, SwitchId
+from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, OperationId, Origin, StopKind, SwitchId
 from capyctl.ledger import admission, placement, victims
 from capyctl.ledger.asks import Ask
+from capyctl.ledger.crowd import Crowd
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.shortfall import Shortfall
 
@@ -114,14 +115,26 @@ def _may_evict_since(book: Book, lane: Lane, wish: Wish) -> Millis | None:
     """
     if wish.origin is not Origin.OPERATOR or wish.evict:
         return wish.since_ms
-    waiting = book.traffic.queue(lane.deployment).waiting
-    return min((book.requests[one].arrived_at_ms for one in waiting), default=None)
+    return requests.waits_since(book, lane.deployment)
 
 
-def _asked_before(book: Book, lane: Lane, since_ms: Millis, candidates: list[victims.Candidate]) -> bool:
+def _asked_before(book: Book, lane: Lane, since_ms: Millis) -> bool:
     """Nobody could give way when it was asked last, and nothing has moved since."""
     tried, known = book.tried.get(lane), book.asked_around.get(lane)
-    return tried is not None and known is not None and known[0] is tried and known[1:] == (since_ms, *candidates)
+    return (
+        known is not None
+        and tried is not None
+        and known.tried is tried
+        and known.policy == _policy(book, since_ms)
+        and all(book.seen.get(host) is seen for host, seen in known.seen.items())
+    )
+
+
+def _policy(book: Book, since_ms: Millis) -> tuple[object, ...]:
+    """What says who may give way to somebody who waits since then."""
+    left_alone = frozenset(lane for lane in book.refused if refusing.is_left_alone(book, lane))
+    waiting = {target: requests.waits_since(book, target) for target in book.traffic.waited_for}
+    return (since_ms, book.shape, left_alone, waiting)
 
 
 def _begin_for(
@@ -132,24 +145,27 @@ def _begin_for(
 ) -> None:
     tries = asks_of(book, lane)
     hosts = placement.hosts_of(tries)
-    if not hosts or any(host in book.active_switches for host in hosts):
+    if not hosts or not book.active_switches.keys().isdisjoint(hosts):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
-    if any(verifying.holds_back(book, lane.deployment, host) for host in hosts):
+    open_to_it = frozenset(hosts)
+    if verifying.is_asked(book, lane, open_to_it):
+        return  # the answer decides
+    if verifying.holds_back(book, lane.deployment, open_to_it):
         return  # whoever has waited longer is about to be told that it may have the room
-    others = [host for other in _started_with(book, lane) for host in placement.hosts_of(asks_of(book, other))]
-    candidates = _candidates(book, lane, tuple(dict.fromkeys((*hosts, *others))))
-    if _asked_before(book, lane, since_ms, candidates):
+    if _asked_before(book, lane, since_ms):
         return
-    plans = _plans(book, lane, since_ms, tries, asks_of, candidates)
+    plans = _plans(book, lane, since_ms, tries, asks_of, crowd.around(book, lane))
     if isinstance(plans, Nowhere):
-        why = _refused_by(book, lane, since_ms, tries, asks_of, candidates)
+        why = _refused_by(book, lane, since_ms, tries, asks_of)
         if why is not None:
             requests.fail_waiters(book, lane.deployment, "unavailable", *why)
             _drop_request_wishes(book, lane.deployment, "unavailable", why[0])
             if book.instances[lane].wish is None:
                 return  # it was wanted by requests alone, and they are answered
         _say(book, lane, plans)
-        book.asked_around[lane] = (book.tried.get(lane), since_ms, *candidates)
+        seen = {host: book.seen.get(host) for host in victims.kept_out_by_samples(plans)}
+        tried = book.tried.get(lane)
+        book.asked_around[lane] = AskedAround(tried=tried, policy=_policy(book, since_ms), seen=seen)
         return
     plan = plans[0]
     if not plan.victims:
@@ -215,13 +231,11 @@ def _refused_by(
     since_ms: Millis,
     tries: Sequence[Ask],
     asks_of: Callable[[Book, Lane], Sequence[Ask]],
-    candidates: list[victims.Candidate],
 ) -> tuple[str, int] | None:
     """What requests are told, and when to ask again, where there is no room only because victims are left alone."""
-    everybody = _candidates(book, lane, placement.hosts_of(tries), left_alone=True)
-    if len(everybody) == len(candidates):
+    if not any(refusing.is_left_alone(book, one) for one in book.refused):
         return None
-    plans = _plans(book, lane, since_ms, tries, asks_of, everybody)
+    plans = _plans(book, lane, since_ms, tries, asks_of, crowd.around(book, lane, left_alone=True))
     if isinstance(plans, Nowhere):
         return None
     return refusing.answer(book, [lane_of_owner(one.owner) for plan in plans for one in plan.victims])
@@ -233,7 +247,7 @@ def _plans(
     since_ms: Millis,
     tries: Sequence[Ask],
     asks_of: Callable[[Book, Lane], Sequence[Ask]],
-    candidates: list[victims.Candidate],
+    everybody: Crowd,
 ) -> tuple[victims.Eviction, ...] | Nowhere:
     """The plan for this instance, then for the others that the same `--evict` is to start: all of them, or none.
 
@@ -243,7 +257,7 @@ def _plans(
     plans = victims.plan_together(
         book.ledger,
         [asks for asks in targets if asks],
-        candidates,
+        everybody,
         since_ms=since_ms,
         seen=book.seen,
         now_ms=book.now_ms,
@@ -303,37 +317,6 @@ def verified(book: Book, event: e.StartVerified) -> None:
     for lane, row in list(book.of(event.deployment)):
         if row.wish is not None and row.phase in WAITING and verifying.is_about(book, event, lane):
             say_short(book, lane, event.code, event.reason, final=True)
-
-
-def _candidates(
-    book: Book, target: Lane, hosts: Sequence[HostId], *, left_alone: bool = False
-) -> list[victims.Candidate]:
-    """Who might give way on these hosts: instances of other deployments that serve or are parked there.
-
-    What they hold is known to the ledger. `left_alone`: those too that would not, not long ago.
-    """
-    found = []
-    for lane, row in (pair for host in hosts for pair in book.on(host)):
-        if lane.deployment == target.deployment or not (row.gate_open or row.is_parked):
-            continue
-        if refusing.is_left_alone(book, lane) and not left_alone:
-            continue
-        spec = book.deployments[lane.deployment].spec
-        waiting = book.traffic.queue(lane.deployment).waiting
-        found.append(
-            victims.Candidate(
-                owner=lane.owner,
-                last_used_at_ms=book.used_at.get(lane, Millis(0)),
-                keeps_another_ready=any(other.lane != lane for other in book.serving(lane.deployment)),
-                parks=row.run.tier.parks
-                and not requests.settle_at_stop(book, lane)
-                and not residue.outgrown(book, lane),
-                warm=spec.warm,
-                explicit=spec.activation is Activation.EXPLICIT,
-                oldest_waiter_at_ms=min((book.requests[one].arrived_at_ms for one in waiting), default=None),
-            )
-        )
-    return found
 
 
 def _victims(book: Book, chosen: Sequence[victims.Victim]) -> tuple[switch.Victim, ...]:

@@ -8,6 +8,7 @@ Source: lifecycle 4.3, 12.1, 15.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import attrs
@@ -63,15 +64,24 @@ def is_about(book: Book, event: e.StartVerified, lane: Lane) -> bool:
     return _question(book, lane, event.host) == _asked(event)
 
 
-def holds_back(book: Book, target: DeploymentId, host: HostId) -> bool:
-    """Whether another start is being looked at on this host, which is to have the room there."""
-    return any(
-        question.host == host
-        and question.deployment != target
+def is_asked(book: Book, lane: Lane, hosts: Collection[HostId]) -> bool:
+    """Whether one of these hosts is just looking at this start or wake."""
+    return any(question == _question(book, lane, question.host) for question in _looked_at(book, hosts))
+
+
+def holds_back(book: Book, target: DeploymentId, hosts: Collection[HostId]) -> bool:
+    """Whether another start is being looked at on one of these hosts, which is to have the room there."""
+    return any(question.deployment != target for question in _looked_at(book, hosts))
+
+
+def _looked_at(book: Book, hosts: Collection[HostId]) -> Iterator[Question]:
+    return (
+        question
+        for question, known in book.verified.items()
+        if question.host in hosts
         and not known.passed
         and known.again_at_ms is None
         and book.now_ms - known.asked_at_ms < HOLDS_MS
-        for question, known in book.verified.items()
     )
 
 

@@ -20,12 +20,15 @@ Millis = NewType("Millis", int)  # Unix milliseconds, or a span of them
 Bytes = NewType("Bytes", int)  # never negative
 
 
-@attrs.frozen(order=True)
+@attrs.frozen(cache_hash=True)
 class Lane:
     """(deployment, instance index): the key that orders effects, at most one in flight."""
 
     deployment: DeploymentId
     index: int
+
+    def __lt__(self, other: Lane) -> bool:  # written out: sorted and looked up wherever the world is
+        return (self.deployment, self.index) < (other.deployment, other.index)
 
     def __str__(self) -> str:
         return f"{self.deployment}/{self.index}"
@@ -36,12 +39,15 @@ class Lane:
         return f"deployment:{self.deployment}/instance:{self.index}"
 
 
-@attrs.frozen(order=True)
+@attrs.frozen(cache_hash=True)
 class Incarnation:
     """One run of one instance: what dispatch, logs and settlement are fenced by."""
 
     lane: Lane
     generation: Generation
+
+    def __lt__(self, other: Incarnation) -> bool:
+        return (self.lane, self.generation) < (other.lane, other.generation)
 
     def __str__(self) -> str:
         return f"{self.lane}@{self.generation}"

@@ -4,6 +4,7 @@ from capyctl.ledger.admission import arm, judge, propose
 from capyctl.ledger.asks import Ask, Proposal, Seen, ask_start, ask_step
 from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.checks import CHECKS, Check
+from capyctl.ledger.crowd import Candidate, Crowd, may_give_way
 from capyctl.ledger.forecast import Forecast, Hold, fits_later, gate
 from capyctl.ledger.limits import set_policy
 from capyctl.ledger.parked import ParkedSet, grew_too_much, parked_set, reclaim
@@ -21,12 +22,10 @@ from capyctl.ledger.types import (
     peak,
 )
 from capyctl.ledger.victims import (
-    Candidate,
     Eviction,
     Unplaceable,
     Victim,
     Way,
-    may_give_way,
     plan_eviction,
     plan_together,
 )
@@ -38,6 +37,7 @@ __all__ = [
     "Candidate",
     "Check",
     "Claim",
+    "Crowd",
     "DomainKind",
     "DomainPolicy",
     "Eviction",

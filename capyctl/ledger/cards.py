@@ -16,7 +16,7 @@ import attrs
 
 from capyctl.errors import check
 from capyctl.fsm.types import Device, Domain
-from capyctl.ledger.types import Allocation, Claim, DomainKind, DomainPolicy, HostPolicy, Plan, card_index
+from capyctl.ledger.types import Allocation, Claim, DomainPolicy, HostPolicy, Plan, card_index
 from capyctl.units import gib
 
 SETS_MAX = 70
@@ -25,14 +25,13 @@ SETS_MAX = 70
 
 def is_card(policy: HostPolicy, domain: Domain) -> bool:
     """the host has it, and it is a card's"""
-    limits = policy.domains.get(domain)
-    return limits is not None and limits.kind is DomainKind.DEVICE
+    return domain in policy.cards
 
 
 def cards_of(plan: Plan, policy: HostPolicy) -> tuple[Domain, ...]:
     """The cards that a plan names, one for each rank, in rank order."""
-    named = [domain for domain in plan.domains if is_card(policy, domain)]
-    return tuple(named) if len(named) == 1 else tuple(sorted(named, key=card_index))
+    named = plan.domains & policy.cards
+    return tuple(named) if len(named) < 2 else tuple(sorted(named, key=card_index))
 
 
 def on_cards(plan: Plan, policy: HostPolicy, cards: Sequence[Domain]) -> Plan:
@@ -71,7 +70,7 @@ def choice(plan: Plan, policy: HostPolicy, named: Sequence[Device]) -> tuple[Dom
     mine = tuple(
         domain
         for domain, limits in policy.domains.items()
-        if limits.kind is DomainKind.DEVICE and (not named or limits.device in named)
+        if domain in policy.cards and (not named or limits.device in named)
     )
     return mine if ranks > 1 or (ranks == 1 and not named and len(mine) > 1) else ()
 

@@ -7,13 +7,16 @@ observations, and falls in `settlement` alone, which needs a proof. Source: memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from capyctl.errors import InvariantBroken, check
 from capyctl.fsm.types import Bytes, Device, Domain, Generation, HostId, Phase
 from capyctl.ledger.types import Allocation, Claim, DomainKind, HostPolicy
+
+LOADING = frozenset({Phase.COLD, Phase.WAKE})
+"""Phases that end in READY, at a charge that is known now."""
 
 PARKED_SET = frozenset({Phase.PARKING, Phase.PARKED, Phase.WAKE})
 """Phases that count toward the parked limits: on its way there, there, or back there if the wake is never sent."""
@@ -56,6 +59,11 @@ class Holding:
         """Whether it counts toward the parked limits, now or once its step is over."""
         return self.phase in PARKED_SET or not PARKED_SET.isdisjoint(self.kept)
 
+    @property
+    def loading(self) -> bool:
+        """Whether it is on its way to READY."""
+        return self.phase in LOADING and not self.uncertain
+
     def at(self, phase: Phase) -> Allocation:
         """What this run is charged in `phase`; one that the plan does not have needs nothing."""
         return self.phases.get(phase, Allocation())
@@ -75,12 +83,17 @@ class Shelf:
     """The rows of one host, and their sums: of every host that a start may go to, planning asks for both.
 
     `charged` is what all rows together hold of each domain (M3); a domain that is not in it holds nothing.
-    `card_room` is what may still be charged on the card with most room; None on a host without cards.
+    `parked`: how many of the rows are parked. `card_room` is what may still be charged on the card with most room; None
+    on a host without cards. `card_held` is the most that one row holds of a card. `given_back` is what all that are on
+    their way to READY will give back of any one domain at most, once they are.
     """
 
     rows: Mapping[str, Holding] = attrs.field(factory=dict)
     charged: Mapping[Domain, Bytes] = attrs.field(factory=dict)
+    parked: int = 0
     card_room: int | None = None
+    card_held: int = 0
+    given_back: int = 0
 
     @classmethod
     def of(cls, policy: HostPolicy | None, rows: Mapping[str, Holding]) -> Shelf:
@@ -89,8 +102,7 @@ class Shelf:
         for held in rows.values():
             for domain, amount in held.allocation.bytes.items():
                 sums[domain] = Bytes(sums.get(domain, 0) + amount)
-        charged = {domain: amount for domain, amount in sums.items() if amount}
-        return cls(rows=rows, charged=charged, card_room=_card_room(policy, charged))
+        return cls._with(policy, rows, sums)
 
     def put(self, policy: HostPolicy | None, owner: str, holding: Holding | None) -> Shelf:
         """The shelf with this row instead of the owner's present one; None takes it away."""
@@ -102,15 +114,29 @@ class Shelf:
         for held, sign in ((before, -1), (holding, 1)):
             for domain, amount in held.allocation.bytes.items() if held is not None else ():
                 charged[domain] = Bytes(charged.get(domain, 0) + sign * amount)
-        charged = {domain: amount for domain, amount in charged.items() if amount}
-        return Shelf(rows=rows, charged=charged, card_room=_card_room(policy, charged))
+        return self._with(policy, rows, charged)
+
+    @classmethod
+    def _with(cls, policy: HostPolicy | None, rows: Mapping[str, Holding], sums: Mapping[Domain, Bytes]) -> Shelf:
+        cards = policy.cards if policy is not None else frozenset()
+        room = (policy.domains[card].most_bytes - sums.get(card, 0) for card in cards) if policy is not None else ()
+        return cls(
+            rows=rows,
+            charged={domain: amount for domain, amount in sums.items() if amount},
+            parked=sum(held.phase is Phase.PARKED for held in rows.values()),
+            card_room=max(room, default=None),
+            card_held=max((held.on(card) for held in rows.values() for card in cards), default=0),
+            given_back=max(_given_back([held for held in rows.values() if held.loading]).values(), default=0),
+        )
 
 
-def _card_room(policy: HostPolicy | None, charged: Mapping[Domain, Bytes]) -> int | None:
-    if policy is None:
-        return None
-    cards = ((domain, limits) for domain, limits in policy.domains.items() if limits.kind is DomainKind.DEVICE)
-    return max((limits.most_bytes - charged.get(domain, 0) for domain, limits in cards), default=None)
+def _given_back(loading: Sequence[Holding]) -> Mapping[Domain, int]:
+    given: dict[Domain, int] = {}
+    for held in loading:
+        ready = held.at(Phase.READY)
+        for domain, amount in held.allocation.bytes.items():
+            given[domain] = given.get(domain, 0) + max(amount - ready.on(domain), 0)
+    return given
 
 
 UNKNOWN = Shelf()

@@ -18,9 +18,6 @@ from capyctl.ledger.charges import Holding, Ledger
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.types import Allocation, DomainKind, Observation
 
-LOADING = frozenset({Phase.COLD, Phase.WAKE})
-"""Phases that end in READY, at a charge that is known now."""
-
 _NEVER_ARMED = Generation(0)
 
 
@@ -126,12 +123,7 @@ def gate(ledger: Ledger, ask: Ask, seen: Seen, now_ms: Millis) -> Proposal | Hol
 
 def loading(ledger: Ledger, ask: Ask) -> tuple[str, ...]:
     """Other owners on the ask's host that are on their way to READY."""
-    return tuple(sorted(owner for owner, held in ledger.on(ask.host, but=ask.owner) if loads(held)))
-
-
-def loads(held: Holding) -> bool:
-    """it is on its way to READY"""
-    return held.phase in LOADING and not held.uncertain
+    return tuple(sorted(owner for owner, held in ledger.on(ask.host, but=ask.owner) if held.loading))
 
 
 def fits_later(ledger: Ledger, ask: Ask, seen: Seen, now_ms: Millis) -> bool:

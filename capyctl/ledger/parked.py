@@ -13,9 +13,10 @@ import attrs
 from capyctl.fsm.types import Bytes, Domain, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
 from capyctl.ledger.charges import Ledger
+from capyctl.ledger.crowd import Candidate, Crowd
 from capyctl.ledger.shortfall import Shortfall
 from capyctl.ledger.types import HostPolicy, Plan
-from capyctl.ledger.victims import Candidate, Eviction, plan_eviction
+from capyctl.ledger.victims import Eviction, plan_eviction
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +55,8 @@ def reclaim(
       lacking with all of them gone, `parked_capacity` for a park: then the model serves on.
     """
     parked = [one for one in candidates if is_parked(ledger, one)]
-    plan = plan_eviction(ledger, [ask], parked, since_ms=since_ms, seen=seen, now_ms=now_ms)
+    crowd = Crowd.of(ledger, parked)
+    plan = plan_eviction(ledger, [ask], crowd, since_ms=since_ms, seen=seen, now_ms=now_ms)
     return plan if isinstance(plan, Eviction) else plan.shortfalls[0]
 
 

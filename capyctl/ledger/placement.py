@@ -10,7 +10,7 @@ import enum
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from typing import Any, overload
 
 import attrs
@@ -21,7 +21,7 @@ from capyctl.ledger.admission import judge
 from capyctl.ledger.asks import UNSEEN, Ask, Proposal, Seen, ask_start
 from capyctl.ledger.cards import cards_of, choice, on_cards, sets
 from capyctl.ledger.charges import Ledger
-from capyctl.ledger.forecast import Hold, gate, loads
+from capyctl.ledger.forecast import Hold, gate
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.types import Plan, card_index
 
@@ -49,22 +49,25 @@ class Seat:
     previous: bool = False  # it ran here last
 
 
-HOSTS_TOLD = 8  # that one message names; `details` has all of them
+HOSTS_TOLD = 4  # that one message names; `details` has all of them
 
 
 @attrs.define(eq=False)
 class Lacks(Sequence[Shortfall]):
-    """What the steps on each of these hosts lack, worked out as somebody looks: of a large fleet most never are."""
+    """What the steps on each of these hosts lack, worked out as somebody looks: of a large fleet most never are.
+
+    `known`: what was worked out so far, by host.
+    """
 
     hosts: tuple[HostId, ...]
     _work_out: Callable[[HostId], Iterable[Shortfall]]
-    _known: dict[HostId, tuple[Shortfall, ...]] = attrs.field(factory=dict)
+    known: dict[HostId, tuple[Shortfall, ...]] = attrs.field(factory=dict)
 
     def on(self, host: HostId) -> tuple[Shortfall, ...]:
         """What they lack on one host, each lack once: sets of cards that share one lack the same."""
-        if host not in self._known:
-            self._known[host] = each_once(self._work_out(host))
-        return self._known[host]
+        if host not in self.known:
+            self.known[host] = each_once(self._work_out(host))
+        return self.known[host]
 
     def __iter__(self) -> Iterator[Shortfall]:
         return itertools.chain.from_iterable(map(self.on, self.hosts))
@@ -150,11 +153,34 @@ class Spot:
 
 @attrs.frozen
 class Tries(Sequence[Ask]):
-    """The starts to try, best first, made as they are looked at: of a large fleet most never are."""
+    """The starts to try, best first, made as they are looked at: of a large fleet most never are.
+
+    `left`: what `most_left` says of each seat.
+    """
 
     ledger: Ledger
     owner: str
     seats: tuple[Seat, ...]
+    left: tuple[int, ...]
+
+    def at(self, place: int) -> Tries:
+        """Those on one of the seats."""
+        return Tries(self.ledger, self.owner, (self.seats[place],), (self.left[place],))
+
+    @cached_property
+    def hosts(self) -> tuple[HostId, ...]:
+        """Their hosts, in their order."""
+        return tuple(seat.host for seat in self.seats)
+
+    def seated(self) -> Iterator[tuple[Seat, int]]:
+        """The seats, each with what is left on it."""
+        return zip(self.seats, self.left, strict=True)
+
+    @cached_property
+    def may_fit(self) -> tuple[Seat, ...]:
+        """The seats where what is charged leaves room, now or perhaps once everybody there is loaded."""
+        shelf = self.ledger.shelf
+        return tuple(seat for seat, left in self.seated() if left >= 0 or left + shelf(seat.host).given_back >= 0)
 
     def spots(self) -> Iterator[Spot]:
         """The ways to start, host by host."""
@@ -204,9 +230,9 @@ def candidates(
         if has_a_place(seat, max_per_host) and seat.host in ledger.hosts:
             left = most_left(ledger, seat)
             if left is not None:
-                ranked.append((_rank(seat, left, strategy), seat))
+                ranked.append((_rank(seat, left, strategy), left, seat))
     ranked.sort(key=operator.itemgetter(0))
-    return Tries(ledger, owner, tuple(seat for _, seat in ranked))
+    return Tries(ledger, owner, tuple(seat for *_, seat in ranked), tuple(left for _, left, _ in ranked))
 
 
 def has_a_place(seat: Seat, max_per_host: int | None) -> bool:
@@ -222,13 +248,10 @@ def place(
     On one host a card that fits now is taken before one that will. `asks` are of `candidates`; not empty.
     Returns: a proposal to arm, a hold to wait in, or what every host lacks.
     """
-    for host, here in _by_host(asks):
+    for host, here in _worth_a_look(asks):
         holds: list[Hold] = []
-        waits = any(loads(held) for _, held in ledger.on(host))
-        for fits, ask in here:
-            if not fits and not waits:
-                continue  # what it lacks is worked out when somebody looks
-            answer = gate(ledger, ask(), seen.get(host, UNSEEN), now_ms)
+        for ask in here:
+            answer = gate(ledger, ask, seen.get(host, UNSEEN), now_ms)
             if isinstance(answer, Proposal):
                 return answer
             if isinstance(answer, Hold):
@@ -240,14 +263,11 @@ def place(
 
 def _lacks(ledger: Ledger, asks: Tries | Sequence[Ask], seen: Mapping[HostId, Seen], now_ms: Millis) -> Lacks:
     hosts = hosts_of(asks)
-    seats = {seat.host: seat for seat in asks.seats} if isinstance(asks, Tries) else {}
+    places = {host: place for place, host in enumerate(hosts)}
     samples = {host: seen.get(host, UNSEEN) for host in hosts}  # as they are now, whenever somebody looks
 
     def work_out(host: HostId) -> Iterator[Shortfall]:
-        here: Iterable[Ask] = (ask for ask in asks if ask.host == host)
-        if isinstance(asks, Tries):
-            here = attrs.evolve(asks, seats=(seats[host],))
-        for ask in here:
+        for ask in asks_at(asks, places[host], host):
             short = judge(ledger, ask, samples[host], now_ms)
             check(short is not None, "what was refused lacks something")
             if short is not None:
@@ -256,25 +276,35 @@ def _lacks(ledger: Ledger, asks: Tries | Sequence[Ask], seen: Mapping[HostId, Se
     return Lacks(hosts, work_out)
 
 
-def _by_host(asks: Tries | Sequence[Ask]) -> Iterator[tuple[HostId, Iterator[tuple[bool, Callable[[], Ask]]]]]:
-    """The starts of each host, each with whether the sums that are known leave room for it; made when asked for."""
+def _worth_a_look(asks: Tries | Sequence[Ask]) -> Iterator[tuple[HostId, Iterable[Ask]]]:
+    """The starts of each host for which the sums that are known leave room, now or once others there are loaded.
+
+    What the others lack is worked out when somebody asks.
+    """
     if isinstance(asks, Tries):
-        for seat in asks.seats:
-            yield seat.host, ((spot.fits, partial(asks.ask, spot)) for spot in spots_of(asks.ledger, seat))
+        for seat in asks.may_fit:
+            yield seat.host, map(asks.ask, _open(asks.ledger, seat))
     else:
         for host in hosts_of(asks):
-            yield host, ((True, partial(_itself, ask)) for ask in asks if ask.host == host)
-
-
-def _itself(ask: Ask) -> Ask:
-    return ask
+            yield host, (ask for ask in asks if ask.host == host)
 
 
 def hosts_of(asks: Tries | Sequence[Ask]) -> tuple[HostId, ...]:
     """The hosts of these starts, in their order. Those of `candidates` are not made for it."""
     if isinstance(asks, Tries):
-        return tuple(seat.host for seat in asks.seats)
+        return asks.hosts
     return tuple(dict.fromkeys(ask.host for ask in asks))
+
+
+def _open(ledger: Ledger, seat: Seat) -> Iterator[Spot]:
+    """The ways to start on a host that fit by what is charged, or may once what loads there has given back."""
+    later = ledger.shelf(seat.host).given_back
+    return (spot for spot in spots_of(ledger, seat) if spot.fits or (later and spot.left_bytes + later >= 0))
+
+
+def asks_at(asks: Tries | Sequence[Ask], place: int, host: HostId) -> Iterable[Ask]:
+    """Those on a host that stands at this place of `hosts_of`."""
+    return asks.at(place) if isinstance(asks, Tries) else (ask for ask in asks if ask.host == host)
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -292,11 +322,23 @@ def most_left(ledger: Ledger, seat: Seat) -> int | None:
     One card of any is the usual wish, and is answered from what the ledger keeps of each host.
     """
     policy = ledger.hosts[seat.host]
-    named = cards_of(seat.plan, policy)
     room = ledger.shelf(seat.host).card_room
-    if len(named) == 1 and not seat.named and room is not None:
-        return room - seat.plan.start_bytes.get(named[0], 0)
+    if room is not None and not seat.named:
+        named = seat.plan.domains & policy.cards
+        if len(named) == 1:
+            (card,) = named
+            return room - seat.plan.start_bytes.get(card, 0)
     return max((spot.left_bytes for spot in spots_of(ledger, seat)), default=None)
+
+
+def fewest_on(ledger: Ledger, seat: Seat, left_bytes: int) -> int | None:
+    """How many have to give way on a host at least, where the best way to start there lacks so much; None: all are
+    too few. `left_bytes`: of `most_left`, negative: on each way some card lacks no less.
+    """
+    most = ledger.shelf(seat.host).card_held
+    if most + left_bytes >= 0 or not cards_of(seat.plan, ledger.hosts[seat.host]):
+        return 1
+    return -(left_bytes // most) if most else None
 
 
 def spots_of(ledger: Ledger, seat: Seat) -> list[Spot]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import attrs
 
@@ -45,6 +45,7 @@ class DomainPolicy:
 _NUMBER = re.compile(r"\d+$")
 
 
+@lru_cache(maxsize=1024)
 def card_index(card: Domain) -> tuple[int, str]:
     """The number in a card's name, so that gpu10 comes after gpu2: the order of ranks."""
     digits = _NUMBER.search(card)
@@ -62,6 +63,11 @@ class HostPolicy:
     observation_ttl_ms: Millis = Millis(60_000)
     parked_growth_percent: int | None = 100  # of a launch's first parked charge; beyond it its next park is a stop
     parked_growth_bytes: Bytes | None = None  # the same as an amount, instead; neither: it may grow as it likes
+
+    @cached_property
+    def cards(self) -> frozenset[Domain]:
+        """The domains that are cards' own memory."""
+        return frozenset(domain for domain, limits in self.domains.items() if limits.kind is DomainKind.DEVICE)
 
 
 @attrs.frozen(kw_only=True)

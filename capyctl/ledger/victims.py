@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from heapq import heapify, heappop
 
 import attrs
 
+from capyctl.errors import check
 from capyctl.fsm.types import Bytes, HostId, Millis, Phase
 from capyctl.ledger.asks import Ask, Seen
-from capyctl.ledger.charges import Holding, Ledger
+from capyctl.ledger.charges import Ledger
+from capyctl.ledger.crowd import Candidate, Crowd, Turn, order
 from capyctl.ledger.forecast import Forecast
-from capyctl.ledger.placement import Nowhere, Tries, each_once, most_left
+from capyctl.ledger.placement import Lacks, Nowhere, Tries, asks_at, each_once, fewest_on, hosts_of
 from capyctl.ledger.search import Covered, smallest
 from capyctl.ledger.shortfall import Names, Shortfall
 from capyctl.ledger.wants import Wants, gives, wants_of
@@ -36,28 +38,6 @@ LIFTED = frozenset(
     }
 )
 """Checks that releasing somebody can satisfy. The others are refused without looking for victims."""
-
-
-SETTLED = frozenset({Phase.READY, Phase.PARKING, Phase.PARKED})
-"""Charges of instances that may be released. A park that was refused without proof leaves its peak charged
-while the model serves on; one that is still in progress is no candidate, which its owner knows."""
-
-
-@attrs.frozen(kw_only=True)
-class Candidate:
-    """An instance that might give way, and what policy says about it. What it holds is in the ledger.
-
-    `parks`: its residency and its engine allow a park. `last_used_at_ms`: when a request last used it.
-    `oldest_waiter_at_ms`: since when a request waits for its deployment, None when none does.
-    """
-
-    owner: str
-    last_used_at_ms: Millis
-    keeps_another_ready: bool = False
-    parks: bool = False
-    warm: bool = False
-    explicit: bool = False
-    oldest_waiter_at_ms: Millis | None = None
 
 
 class Way(enum.Enum):
@@ -112,7 +92,7 @@ class Unplaceable:
 def plan_eviction(
     ledger: Ledger,
     asks: Sequence[Ask],
-    candidates: Sequence[Candidate],
+    crowd: Crowd,
     *,
     since_ms: Millis,
     seen: Mapping[HostId, Seen],
@@ -126,13 +106,13 @@ def plan_eviction(
       seen: newest samples per host. Stale ones plan nothing.
     Returns: an eviction, without victims where it fits already, or what every host lacks even if all gave way.
     """
-    return _plan(Forecast(ledger=ledger, seen=seen, now_ms=now_ms), asks, candidates, since_ms)
+    return _plan(Forecast(ledger=ledger, seen=seen, now_ms=now_ms), asks, crowd, since_ms)
 
 
 def plan_together(
     ledger: Ledger,
     targets: Sequence[Sequence[Ask]],
-    candidates: Sequence[Candidate],
+    crowd: Crowd,
     *,
     since_ms: Millis,
     seen: Mapping[HostId, Seen],
@@ -143,47 +123,23 @@ def plan_together(
     Returns: one eviction per target, no owner in two of them; or the first target that cannot be placed.
     """
     future = Forecast(ledger=ledger, seen=seen, now_ms=now_ms)
-    left, plans = list(candidates), list[Eviction]()
+    plans = list[Eviction]()
     for asks in targets:
-        plan = _plan(future, asks, left, since_ms)
+        plan = _plan(future, asks, crowd, since_ms)
         if isinstance(plan, Nowhere):
             return Unplaceable(owner=next(iter(asks)).owner, nowhere=plan)
         for victim in plan.victims:
             parked = victim.way is Way.PARK
             future = future.settled(victim.owner, Phase.PARKED) if parked else future.gone(victim.owner, hoped=True)
         future = future.taking(plan.ask).settled(plan.ask.owner, Phase.READY)  # the next one waits until it is loaded
-        left = [candidate for candidate in left if candidate.owner not in {*plan.owners, plan.ask.owner}]
+        crowd = crowd.but((*plan.owners, plan.ask.owner))
         plans.append(plan)
     return tuple(plans)
-
-
-# --- who may be asked -------------------------------------------------------------------------------
-
-
-def may_give_way(candidate: Candidate, since_ms: Millis) -> bool:
-    """it is neither warm nor explicit, and nobody has waited for its deployment longer than for the target"""
-    return (
-        not candidate.warm
-        and not candidate.explicit
-        and (candidate.oldest_waiter_at_ms is None or candidate.oldest_waiter_at_ms >= since_ms)
-    )
-
-
-def can_be_released(held: Holding | None, host: HostId) -> bool:
-    """it serves or is parked on the target's host, and its state is known"""
-    return held is not None and held.host == host and not held.uncertain and held.phase in SETTLED
-
-
-def order(candidate: Candidate, held: Holding) -> Turn:
-    """Who is asked first: parked instances, then deployments that keep another READY one, then least recently used."""
-    rank = 0 if held.phase is Phase.PARKED else 1 if candidate.keeps_another_ready else 2
-    return (rank, candidate.last_used_at_ms, candidate.owner)
 
 
 # --- planning ---------------------------------------------------------------------------------------
 
 
-Turn = tuple[int, Millis, str]
 Rank = tuple[int, tuple[Turn, ...], tuple[int, int]]
 """Of a plan among the hosts and cards: fewest victims, then by their order, then as placed."""
 
@@ -198,70 +154,97 @@ class _Choice:
     exact: bool = True
 
 
-def _plan(
-    future: Forecast, asks: Iterable[Ask], candidates: Sequence[Candidate], since_ms: Millis
-) -> Eviction | Nowhere:
-    pools = _pools(future.ledger, candidates, since_ms)
-    stay = _who_stays(future.ledger, candidates, since_ms)
+def _plan(future: Forecast, asks: Sequence[Ask], crowd: Crowd, since_ms: Millis) -> Eviction | Nowhere:
     best: _Choice | None = None
-    shortfalls: dict[tuple[int, int], Shortfall] = {}
-    for least, place, here in _in_turn(future.ledger, asks, pools):
-        if best is not None and best.rank[:2] < least:
+    lacks: dict[HostId, tuple[Shortfall, ...]] = {}
+    for least, place, host in _in_turn(future.ledger, asks, crowd):
+        if least == HOPELESS or (best is not None and best.rank[:2] < least):
             break  # whoever would give way from here on is asked after those of the plan that is found
-        for number, ask in enumerate(here):
-            found = _on(future, ask, pools.get(ask.host, []), (place, number), best)
+        short = []
+        for found in _at(future, place, asks_at(asks, place, host), crowd, since_ms, best):
             if isinstance(found, Shortfall):
-                if found.evictable_bytes is not None and not found.evicted:
-                    found = attrs.evolve(found, stay=_told(future.ledger, found, stay.get(ask.host, [])))
-                shortfalls[place, number] = found
-            elif found is not None:
+                short.append(found)
+            else:
                 best = found
+        lacks[host] = each_once(short)
     if best is None:
-        return Nowhere(shortfalls=each_once(shortfalls[one] for one in sorted(shortfalls)))
+        return Nowhere(shortfalls=_lacks(future, asks, crowd, since_ms, lacks))
     return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen), exact=best.exact)
 
 
-def _in_turn(
-    ledger: Ledger, asks: Iterable[Ask], pools: Mapping[HostId, Sequence[Candidate]]
-) -> Iterator[tuple[tuple[int, tuple[Turn, ...]], int, Iterable[Ask]]]:
-    """The steps host by host, those first where less may be asked for: the least that a plan there comes to.
+def _at(
+    future: Forecast, place: int, here: Iterable[Ask], crowd: Crowd, since_ms: Millis, best: _Choice | None
+) -> Iterator[_Choice | Shortfall]:
+    """What the steps of one host lack, and each choice there that is better than all before."""
+    ledger = future.ledger
+    for number, ask in enumerate(here):
+        if number == 0:
+            pool = crowd.pool(ledger, ask.host, since_ms)
+        found = _on(future, ask, pool, (place, number), best)
+        if isinstance(found, Shortfall):
+            if found.evictable_bytes is not None and not found.evicted:
+                found = attrs.evolve(found, stay=_told(ledger, found, crowd.staying(ledger, ask.host, since_ms)))
+            yield found
+        elif found is not None:
+            best = found
+            yield found
+
+
+def _lacks(
+    future: Forecast,
+    asks: Sequence[Ask],
+    crowd: Crowd,
+    since_ms: Millis,
+    known: dict[HostId, tuple[Shortfall, ...]],
+) -> Lacks:
+    """What is known to be lacking, and the rest as somebody looks: where nobody can give way, nobody has to yet."""
+    hosts = hosts_of(asks)
+    places = {host: place for place, host in enumerate(hosts)}
+
+    def work_out(host: HostId) -> Iterator[Shortfall]:
+        for found in _at(future, 0, asks_at(asks, places[host], host), crowd, since_ms, None):
+            check(isinstance(found, Shortfall), "where room is lacking and nobody can give way there is no plan")
+            if isinstance(found, Shortfall):
+                yield found
+
+    return Lacks(hosts, work_out, known)
+
+
+def kept_out_by_samples(nowhere: Nowhere) -> frozenset[HostId]:
+    """The hosts where what was seen is in the way, and not what is charged alone."""
+    assert isinstance(nowhere.shortfalls, Lacks)  # of a plan of this module
+    return frozenset(
+        host
+        for host, shortfalls in nowhere.shortfalls.known.items()
+        if any(short.evicted or short.check not in LIFTED for short in shortfalls)
+    )
+
+
+Least = tuple[int, tuple[Turn, ...]]
+"""Of the plans on a host: fewer do not give way there, nor does anybody whose turn is before this one."""
+
+ASKS_NOBODY: Least = (0, ())
+HOPELESS: Least = (2**31, ())  # where room is lacking and nobody can give it: more than there can be on a host
+
+
+def _in_turn(ledger: Ledger, asks: Sequence[Ask], crowd: Crowd) -> Iterator[tuple[Least, int, HostId]]:
+    """The hosts, those first where less may be asked for: the least that a plan there comes to, its place, itself.
 
     What may fit as it is asks for nobody; else somebody gives way, and not before the first of the host.
-    Gives (that least, the host's place, its steps).
     """
     if not isinstance(asks, Tries) or asks.ledger is not ledger:
-        yield (0, ()), 0, asks
+        yield from ((ASKS_NOBODY, place, host) for place, host in enumerate(hosts_of(asks)))
         return
     turns = []
-    for place, seat in enumerate(asks.seats):
-        pool = pools.get(seat.host)
-        left = most_left(ledger, seat)
-        least: tuple[int, tuple[Turn, ...]] = (0, ())
-        if pool and left is not None and left < 0:
-            least = (1, (order(pool[0], ledger.held_by(pool[0].owner)),))
-        turns.append((least, place))
-    for least, place in sorted(turns):
-        yield least, place, attrs.evolve(asks, seats=(asks.seats[place],))
-
-
-def _pools(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) -> dict[HostId, list[Candidate]]:
-    """Who may be asked on each host, in the order in which they are asked."""
-    pools: dict[HostId, list[tuple[Turn, Candidate]]] = {}
-    for one in candidates:
-        held = ledger.holding(one.owner)
-        if held is not None and may_give_way(one, since_ms) and can_be_released(held, held.host):
-            pools.setdefault(held.host, []).append((order(one, held), one))
-    return {host: [one for _, one in sorted(pool, key=itemgetter(0))] for host, pool in pools.items()}
-
-
-def _who_stays(ledger: Ledger, candidates: Sequence[Candidate], since_ms: Millis) -> dict[HostId, list[Candidate]]:
-    """Who could be released on each host and is not asked, by policy."""
-    found: dict[HostId, list[Candidate]] = {}
-    for one in candidates:
-        held = ledger.holding(one.owner)
-        if held is not None and not may_give_way(one, since_ms) and can_be_released(held, held.host):
-            found.setdefault(held.host, []).append(one)
-    return found
+    for place, (seat, left) in enumerate(asks.seated()):
+        least = ASKS_NOBODY
+        if left < 0:
+            first, fewest = crowd.first(seat.host), fewest_on(ledger, seat, left)
+            least = HOPELESS if first is None or fewest is None else (fewest, (first,))
+        turns.append((least, place, seat.host))
+    heapify(turns)  # few are looked at
+    while turns:
+        yield heappop(turns)
 
 
 def _told(ledger: Ledger, short: Shortfall, stay: Sequence[Candidate]) -> tuple[tuple[str, str], ...]:

@@ -211,6 +211,8 @@ BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.idx_switches, lambda k, a, b: k.active_switches.clear()),
     (inv.idx_traffic, lambda k, a, b: k.running_on.clear()),
     (inv.idx_traffic, lambda k, a, b: setattr(k.traffic, "waiting_bytes", 1)),
+    (inv.idx_emptying, lambda k, a, b: k.emptying.update(k.hosts)),
+    (inv.idx_turns, lambda k, a, b: [k.first_turns.update({h: (k.ledger.shelf(h), None)}) for h in k.ledger.hosts]),
     (inv.idx_due, lambda k, a, b: k.due.past(Millis(10**12))),
 )
 

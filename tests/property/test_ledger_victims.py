@@ -37,6 +37,7 @@ from capyctl.fsm.types import Bytes, Domain, Millis, Phase
 from capyctl.ledger import (
     Ask,
     Candidate,
+    Crowd,
     Eviction,
     Forecast,
     Ledger,
@@ -63,6 +64,7 @@ from capyctl.ledger import parked as parked_room
 from capyctl.ledger.search import STATES_MAX, covers, smallest
 
 SINCE = Millis(500)
+NOBODY = Crowd.of(Ledger.empty(), [])
 
 
 def candidate(name: str, used: int = 0, **flags) -> Candidate:
@@ -72,7 +74,7 @@ def candidate(name: str, used: int = 0, **flags) -> Candidate:
 def evict(ledger: Ledger, asks, candidates, view: Seen | None = None, since: int = SINCE) -> Eviction | Nowhere:
     asks = [asks] if isinstance(asks, Ask) else asks
     views = {ask.host: view if view is not None else plenty(ledger.hosts[ask.host]) for ask in asks}
-    return plan_eviction(ledger, asks, candidates, since_ms=Millis(since), seen=views, now_ms=NOW)
+    return plan_eviction(ledger, asks, Crowd.of(ledger, candidates), since_ms=Millis(since), seen=views, now_ms=NOW)
 
 
 def names(plan_: Eviction | Nowhere) -> dict[str, Way]:
@@ -448,7 +450,7 @@ def test_a_model_that_serves_on_after_a_refused_park_may_still_give_way():
 
 def test_a_target_on_an_unknown_host_is_refused_as_such():
     result = plan_eviction(
-        ledger_of(pool_host()), [cold("b", plan(1, 1), OTHER_HOST)], [], since_ms=SINCE, seen={}, now_ms=NOW
+        ledger_of(pool_host()), [cold("b", plan(1, 1), OTHER_HOST)], NOBODY, since_ms=SINCE, seen={}, now_ms=NOW
     )
     assert isinstance(result, Nowhere)
     assert result.code == "topology_unknown"
@@ -459,7 +461,7 @@ def test_a_target_on_an_unknown_host_is_refused_as_such():
 
 def together(ledger: Ledger, targets, candidates):
     views = {host: plenty(policy) for host, policy in ledger.hosts.items()}
-    return plan_together(ledger, targets, candidates, since_ms=SINCE, seen=views, now_ms=NOW)
+    return plan_together(ledger, targets, Crowd.of(ledger, candidates), since_ms=SINCE, seen=views, now_ms=NOW)
 
 
 def test_several_instances_are_planned_before_anyone_is_released():  # rule 13
