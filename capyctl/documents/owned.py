@@ -78,12 +78,9 @@ def check_file(path: str) -> None:
 
     Raises: Refusal unsafe_file naming the path, what is wrong with it, and the way out.
     """
-    try:
-        seen = os.lstat(path)
-    except (FileNotFoundError, PermissionError):  # whoever opens it says so
+    seen = _look(path)
+    if seen is None:
         return
-    except OSError as wrong:
-        raise Refusal("unsafe_file", f"{path} cannot be used: {wrong.strerror}") from None
     if not stat.S_ISREG(seen.st_mode):
         why = f"it is {_kind(seen.st_mode)}; expected a regular file"
     elif seen.st_nlink != 1:
@@ -99,18 +96,25 @@ def check_directory(path: str) -> None:
 
     Raises: Refusal unsafe_file, as `check_file`.
     """
-    try:
-        seen = os.lstat(path)
-    except (FileNotFoundError, PermissionError):  # whoever opens it says so
+    seen = _look(path)
+    if seen is None:
         return
-    except OSError as wrong:
-        raise Refusal("unsafe_file", f"{path} cannot be used: {wrong.strerror}") from None
     if not stat.S_ISDIR(seen.st_mode):
         why = f"it is {_kind(seen.st_mode)}; expected a directory"
     else:
         why = _shared(seen, path, "700")
     if why:
         raise Refusal("unsafe_file", f"{path} is not used: {why}")
+
+
+def _look(path: str) -> os.stat_result | None:
+    """What is there; None where nothing is, or nobody may look: whoever opens it says so. Raises: Refusal."""
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, PermissionError):
+        return None
+    except OSError as wrong:
+        raise Refusal("unsafe_file", f"{path} cannot be used: {wrong.strerror}") from None
 
 
 def _shared(seen: os.stat_result, path: str, mode: str) -> str:
