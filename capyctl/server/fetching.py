@@ -20,7 +20,7 @@ from capyctl.control.book import Book
 from capyctl.errors import CapyError
 from capyctl.fsm.types import DeploymentId, HostId
 from capyctl.server.log import Log
-from capyctl.server.measuring import answered, deployment_of, spec_of
+from capyctl.server.measuring import answered, deployment_of, spec_of, unusable
 from capyctl.session import messages as m
 
 log = Log("fetching")
@@ -65,13 +65,7 @@ class Fetching:
                 return None
             raise next(refusals[host] for host in spec.hosts if host in refusals)  # the same one each time
         except CapyError as wrong:
-            return events.RevisionUnusable(
-                deployment=order.deployment,
-                revision=order.revision,
-                code=wrong.code,
-                reason=wrong.message,
-                now_ms=self.clock(),
-            )
+            return unusable(order, wrong, self.clock())
 
     async def _on_host(
         self, host: HostId, order: orders.Measure, document: str, family: str, refusals: dict[HostId, CapyError]

@@ -21,7 +21,7 @@ from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.model_source import Local
 from capyctl.errors import CapyError, InvariantBroken, Refusal
-from capyctl.fsm.types import DeploymentId, HostId, Residency
+from capyctl.fsm.types import DeploymentId, HostId, Millis, Residency
 from capyctl.ledger.types import HostPolicy, Plan
 from capyctl.server.deploy import check_together
 from capyctl.session import messages as m
@@ -76,13 +76,7 @@ class Measuring:
             if looked_at.issuperset(spec.hosts):  # another one may hold what these cannot
                 check_together(spec, plans, {host: self._policy(host) for host in plans})
         except CapyError as wrong:
-            return events.RevisionUnusable(
-                deployment=order.deployment,
-                revision=order.revision,
-                code=wrong.code,
-                reason=wrong.message,
-                now_ms=self.clock(),
-            )
+            return unusable(order, wrong, self.clock())
         return events.RevisionResolved(
             deployment=order.deployment,
             revision=order.revision,
@@ -193,6 +187,13 @@ class Measuring:
             looked=looked,
             now_ms=self.clock(),
         )
+
+
+def unusable(order: orders.Measure, wrong: CapyError, now_ms: Millis) -> events.RevisionUnusable:
+    """A revision that no host can serve, and why."""
+    return events.RevisionUnusable(
+        deployment=order.deployment, revision=order.revision, code=wrong.code, reason=wrong.message, now_ms=now_ms
+    )
 
 
 def answered(host: HostId, command: m.Command, answer: m.Result, wanted: type[T]) -> T:
