@@ -42,6 +42,15 @@ async def read_gauges(
     return found
 
 
+async def read_load(client: Client, running: str, waiting: str, usage: str) -> tuple[int, int, int | None]:
+    """(running, waiting, cache usage in ppm) by the names of their gauges; None where the usage is not stated.
+
+    Raises: as `read_gauges`.
+    """
+    found = await read_gauges(client, (running, waiting), (usage,))
+    return int(found[running]), int(found[waiting]), ppm(found[usage]) if usage in found else None
+
+
 def sums(page: str, names: Collection[str]) -> dict[str, float]:
     """Each named series, summed over its labels; a sample without a value takes it away.
 

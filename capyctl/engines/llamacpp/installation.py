@@ -21,19 +21,18 @@ import attrs
 from capyctl.engines.environment import SYSTEM_PATH
 from capyctl.engines.installations import Found
 from capyctl.engines.llamacpp.render import BINARY, program
-from capyctl.engines.python.installation import interpreter, site_packages
+from capyctl.engines.python.installation import Package, interpreter
 from capyctl.engines.run_once import run_once
 from capyctl.errors import Refusal
 
 CONFIG_FILE = Path("/etc/llama.cpp/config.ini")
-WHEEL = "xllamacpp"
+PACKAGE = Package(distribution="xllamacpp", package="xllamacpp", commands=())
 VERSION_LIMIT_S = 60.0
 OUTPUT_BYTES_MAX = 4096
 _VERSION = re.compile(
     r"^version: (?P<version>[!-~]{1,64}) \(build (?P<build>[0-9]{1,9}), commit (?P<commit>[0-9A-Za-z]{1,40})\)$", re.M
 )
 _LIBRARY = re.compile(r"^libllama\.so\.(?P<version>\d+\.\d+\.\d+)$")
-_DIST_INFO = re.compile(rf"^{WHEEL}-(?P<version>[0-9A-Za-z.+!]+)\.dist-info$")
 
 
 @attrs.frozen(kw_only=True)
@@ -104,18 +103,8 @@ def _library_places(binary: Path) -> list[Path]:
 
 def _environment(prefix: Path) -> Found | None:
     python = next((p for p in (prefix / "bin" / "python", prefix / "bin" / "python3") if p.exists()), None)
-    if python is None:
-        return None
-    for packages in site_packages(prefix):
-        try:
-            names = sorted(os.listdir(packages))
-        except OSError:
-            continue
-        for name in names:
-            match = _DIST_INFO.match(name)
-            if match is not None and (packages / WHEEL / "__init__.py").is_file():
-                return Found(executable=python, version=match["version"], place=prefix)
-    return None
+    version = PACKAGE.version(prefix)
+    return None if python is None or version is None else Found(executable=python, version=version, place=prefix)
 
 
 def check_config_file(path: Path = CONFIG_FILE, code: str = "engine_unsupported") -> None:
@@ -190,11 +179,11 @@ def _binary_files(binary: Path) -> list[Path]:
 
 
 def _wheel_files(prefix: Path) -> list[Path]:
-    for packages in site_packages(prefix):
-        if (packages / WHEEL).is_dir():
-            files = [p for p in sorted((packages / WHEEL).rglob("*")) if "__pycache__" not in p.parts]
-            return [p for p in files if p.is_symlink() or p.is_file()]
-    raise FileNotFoundError(WHEEL)
+    package = PACKAGE.directory(prefix)
+    if package is None:
+        raise FileNotFoundError(PACKAGE.package)
+    files = [p for p in sorted(package.rglob("*")) if "__pycache__" not in p.parts]
+    return [p for p in files if p.is_symlink() or p.is_file()]
 
 
 def _row(path: Path) -> list[object]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import attrs
 
 from capyctl.engines.environment import SYSTEM_PATH
-from capyctl.engines.python.installation import helper_argv
+from capyctl.engines.installations import Measurement
+from capyctl.engines.python.installation import Package, helper_argv
 from capyctl.engines.run_once import printable, run_once
 from capyctl.errors import Refusal
 
@@ -54,6 +55,22 @@ def probe(
     except Refusal:
         return None
     return read_probe(said.text) if said.status == 0 else None
+
+
+def measurement(package: Package, prefix: Path, version: str, found: Capabilities | None, lacks: str) -> Measurement:
+    """What registering records of a build that parks where it can. `lacks`: words before what is missing. Blocking.
+
+    Raises: Refusal `capability_missing:core` for a build that no launch could be checked on.
+    """
+    if found is not None and "core" in found.missing:
+        raise Refusal("capability_missing:core", f"{lacks} {found.missing['core']}")
+    return Measurement(
+        version=version,
+        fingerprint=version,
+        digest=package.digest(prefix),
+        deep_park="unknown" if found is None else "present" if "deep_park" in found.present else "missing",
+        lacks="" if found is None else found.missing.get("deep_park", ""),
+    )
 
 
 def read_probe(text: str) -> Capabilities | None:

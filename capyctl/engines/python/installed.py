@@ -15,9 +15,10 @@ import attrs
 from capyctl.checkpoints.directory import resolve_model
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.model_source import Local
-from capyctl.engines.adapter import LaunchFacts
+from capyctl.engines.adapter import Client, LaunchFacts
 from capyctl.engines.environment import Reserved
 from capyctl.engines.python.installation import Package, prefix_of
+from capyctl.engines.python.openai_calls import models_listed
 from capyctl.engines.python.variables import Closed, closed_environment, max_jobs
 from capyctl.engines.registered import Registered
 from capyctl.errors import Refusal
@@ -95,3 +96,34 @@ class Installed:
                 owned=owned,
             )
         )
+
+
+@attrs.frozen(kw_only=True)
+class Parkable(Installed):
+    """What vLLM and SGLang have in common beside: they park, and serve by uvicorn before workers of torch."""
+
+    @property
+    def parks(self) -> bool:
+        return self.registered.profile.parks
+
+    @property
+    def resets_unread(self) -> bool:
+        return True
+
+    @property
+    def workers_listen(self) -> bool:
+        return True
+
+    async def loaded(self, client: Client) -> bool:
+        """One poll of `/v1/models`. The port is closed until the model is loaded."""
+        return await models_listed(client)
+
+    def check_parks(self, facts: LaunchFacts, why: str | None = None) -> None:
+        """Refuse a launch that is to park where the profile, or its own options (`why`), do not let it.
+
+        Raises: Refusal `capability_missing:deep_park`.
+        """
+        if not self.parks:
+            why = f"the profile {self.registered.name} does not park (security.deep_park: disabled)"
+        if facts.residency.parks and why is not None:
+            raise Refusal("capability_missing:deep_park", f"{why}. State residency: restart_only")

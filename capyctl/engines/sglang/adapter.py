@@ -12,15 +12,15 @@ from typing import Any
 
 import attrs
 
-from capyctl.documents.deployment import Deployment, parse_deployment
+from capyctl.documents.deployment import parse_deployment
 from capyctl.engines import parsers
 from capyctl.engines.adapter import Client, Command, LaunchFacts
 from capyctl.engines.environment import Reserved
-from capyctl.engines.metrics import ppm, read_gauges
+from capyctl.engines.metrics import ppm, read_load
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package, helper_argv
-from capyctl.engines.python.installed import Installed
-from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
+from capyctl.engines.python.installed import Parkable
+from capyctl.engines.python.openai_calls import completion_canary, served_entry
 from capyctl.engines.questions import probe_chat, probe_decision, same
 from capyctl.engines.sglang import parking
 from capyctl.engines.sglang.failures import classify
@@ -37,7 +37,7 @@ Reading = tuple[int, int, int | None]
 
 
 @attrs.frozen(kw_only=True)
-class SglangAdapter(Installed):
+class SglangAdapter(Parkable):
     """One registered installation of SGLang."""
 
     @property
@@ -53,20 +53,8 @@ class SglangAdapter(Installed):
         return RESERVED_ENV
 
     @property
-    def resets_unread(self) -> bool:
-        return True
-
-    @property
-    def parks(self) -> bool:
-        return self.registered.profile.parks
-
-    @property
     def aborts(self) -> bool:
         return aborts(self.registered.version)
-
-    @property
-    def workers_listen(self) -> bool:
-        return True
 
     def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch. Writes the helper module that it runs.
@@ -75,8 +63,7 @@ class SglangAdapter(Installed):
           `capability_missing:deep_park`.
         """
         document = parse_deployment(facts.document, "the deployment")
-        if facts.residency.parks:
-            self._check_parks(document)
+        self.check_parks(facts, restart_only(document, self.registered))
         config, template = parsers.read_texts(facts.model_dir)
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
         runtime = install_helpers(facts.state_dir)
@@ -93,17 +80,6 @@ class SglangAdapter(Installed):
         mode = "parks" if facts.residency.parks else "stays"
         argv = helper_argv(self.prefix, runtime / ENTRY, ("serve", mode, str(len(rendered)), *rendered, *rest))
         return Command(argv=argv, env=env)
-
-    def _check_parks(self, document: Deployment) -> None:
-        why = restart_only(document, self.registered)
-        if not self.parks:
-            why = f"the profile {self.registered.name} does not park (security.deep_park: disabled)"
-        if why is not None:
-            raise Refusal("capability_missing:deep_park", f"{why}. State residency: restart_only")
-
-    async def loaded(self, client: Client) -> bool:
-        """One poll of `/v1/models`. The port is closed until the model is loaded."""
-        return await models_listed(client)
 
     async def verify(self, client: Client, facts: LaunchFacts) -> None:
         """The served name and the context; the entry compared everything else before the engine started.
@@ -139,9 +115,7 @@ class SglangAdapter(Installed):
         found = read_loads(body) if status == 200 else None
         if found is not None:
             return found
-        sums = await read_gauges(client, (RUNNING, WAITING), (_USAGE,))
-        usage = sums.get(_USAGE)
-        return int(sums[RUNNING]), int(sums[WAITING]), None if usage is None else ppm(usage)
+        return await read_load(client, RUNNING, WAITING, _USAGE)
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
         """What the fixed prompt is completed with; a decision model completes nothing.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from capyctl.engines.installations import Measurement
 from capyctl.engines.options import OptionClass
-from capyctl.engines.python.capabilities import Capabilities, probe
+from capyctl.engines.python.capabilities import Capabilities, measurement, probe
 from capyctl.engines.python.helpers import write_helpers
 from capyctl.engines.python.installation import (
     Package,
@@ -22,7 +22,6 @@ from capyctl.engines.python.installation import (
     release,
 )
 from capyctl.engines.sglang.options import IF_PRESENT, POLICY, UNCONDITIONAL
-from capyctl.errors import Refusal
 
 PACKAGE = Package(distribution="sglang", package="sglang", commands=())
 NO_PLUGINS = "capyctl-loads-no-plugins"
@@ -59,16 +58,7 @@ def measure(executable: Path) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="capyctl-version-") as place:
         argv = helper_argv(prefix, install_helpers(Path(place)) / ENTRY, ("version",))
         version = parse_version(read_version(argv, what=what, prefix=prefix), what)
-    found = ask(prefix)
-    if found is not None and "core" in found.missing:
-        raise Refusal("capability_missing:core", f"SGLang {version} in {prefix}: {found.missing['core']}")
-    return Measurement(
-        version=version,
-        fingerprint=version,
-        digest=PACKAGE.digest(prefix),
-        deep_park="unknown" if found is None else "present" if "deep_park" in found.present else "missing",
-        lacks="" if found is None else found.missing.get("deep_park", ""),
-    )
+    return measurement(PACKAGE, prefix, version, ask(prefix), f"SGLang {version} in {prefix}:")
 
 
 def ask(prefix: Path) -> Capabilities | None:

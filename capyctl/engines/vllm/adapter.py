@@ -13,11 +13,11 @@ from capyctl.documents.deployment import parse_deployment
 from capyctl.engines import parsers
 from capyctl.engines.adapter import Client, Command, LaunchFacts
 from capyctl.engines.environment import Reserved
-from capyctl.engines.metrics import ppm, read_gauges
+from capyctl.engines.metrics import read_load
 from capyctl.engines.options import check_real_paths
 from capyctl.engines.python.installation import Package, helper_argv
-from capyctl.engines.python.installed import Installed
-from capyctl.engines.python.openai_calls import completion_canary, models_listed, served_entry
+from capyctl.engines.python.installed import Parkable
+from capyctl.engines.python.openai_calls import completion_canary, served_entry
 from capyctl.engines.questions import probe_chat, same
 from capyctl.engines.vllm import sleep
 from capyctl.engines.vllm.failures import classify
@@ -31,7 +31,7 @@ _USAGE = "vllm:kv_cache_usage_perc"  # from 0 to 1, despite its name
 
 
 @attrs.frozen(kw_only=True)
-class VllmAdapter(Installed):
+class VllmAdapter(Parkable):
     """One registered installation of vLLM."""
 
     @property
@@ -47,21 +47,9 @@ class VllmAdapter(Installed):
         return RESERVED_ENV
 
     @property
-    def resets_unread(self) -> bool:
-        return True
-
-    @property
-    def parks(self) -> bool:
-        return self.registered.profile.parks
-
-    @property
     def aborts(self) -> bool:
         """Closing the connection ends a request within 50 ms; the route by id is there in dev mode alone."""
         return False
-
-    @property
-    def workers_listen(self) -> bool:
-        return True
 
     def render(self, facts: LaunchFacts) -> Command:
         """The command line of one launch. Writes the helper modules that it runs.
@@ -71,8 +59,7 @@ class VllmAdapter(Installed):
         """
         document = parse_deployment(facts.document, "the deployment")
         config, template = parsers.read_texts(facts.model_dir)
-        if facts.residency.parks:
-            self._check_parks()
+        self.check_parks(facts)
         check_real_paths(POLICY, document.engine_config.extra_args, self.registered.consent)
         runtime = install_helpers(facts.state_dir)
         rendered, rest = words(
@@ -88,18 +75,6 @@ class VllmAdapter(Installed):
         env = self.environment(document, facts, variables(facts, runtime, telemetry=self.telemetry))
         argv = helper_argv(self.prefix, runtime / ENTRY, ("serve", str(len(rendered)), *rendered, *rest))
         return Command(argv=argv, env=env)
-
-    def _check_parks(self) -> None:
-        if not self.parks:
-            raise Refusal(
-                "capability_missing:deep_park",
-                f"the profile {self.registered.name} does not park (security.deep_park: disabled). "
-                "State residency: restart_only",
-            )
-
-    async def loaded(self, client: Client) -> bool:
-        """One poll of `/v1/models`. The port is closed until the model is loaded."""
-        return await models_listed(client)
 
     async def verify(self, client: Client, facts: LaunchFacts) -> None:
         """The served name and the context; the entry compared everything else before the engine started.
@@ -120,9 +95,7 @@ class VllmAdapter(Installed):
 
         Raises: ConnectionError, TimeoutError; Failure `engine_error` when the counts are not there.
         """
-        found = await read_gauges(client, (RUNNING, WAITING), (_USAGE,))
-        usage = found.get(_USAGE)
-        return int(found[RUNNING]), int(found[WAITING]), None if usage is None else ppm(usage)
+        return await read_load(client, RUNNING, WAITING, _USAGE)
 
     async def canary(self, client: Client, facts: LaunchFacts, limit_s: float) -> str | None:
         """What the fixed prompt is completed with. Raises: Failure `engine_error`, `wake_mismatch`."""

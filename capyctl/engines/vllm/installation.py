@@ -12,7 +12,7 @@ from pathlib import Path
 
 from capyctl.engines.installations import Measurement
 from capyctl.engines.options import OptionClass, OptionRule
-from capyctl.engines.python.capabilities import Capabilities, probe
+from capyctl.engines.python.capabilities import Capabilities, measurement, probe
 from capyctl.engines.python.helpers import write_helpers
 from capyctl.engines.python.installation import (
     HYGIENE,
@@ -24,7 +24,6 @@ from capyctl.engines.python.installation import (
     release,
 )
 from capyctl.engines.vllm.options import IF_PRESENT, POLICY, UNCONDITIONAL
-from capyctl.errors import Refusal
 
 PACKAGE = Package(distribution="vllm", package="vllm", commands=("vllm",))
 _HERE = Path(__file__).with_name("helpers")
@@ -73,16 +72,7 @@ def measure(executable: Path) -> Measurement:
     else:
         argv = [str(interpreter(prefix) or executable), *HYGIENE[:1], "-m", "vllm.entrypoints.cli.main", "--version"]
     version = parse_version(read_version(argv, what=what, prefix=prefix), what)
-    found = ask(prefix)
-    if found is not None and "core" in found.missing:
-        raise Refusal("capability_missing:core", f"vLLM {version} in {prefix} lacks {found.missing['core']}")
-    return Measurement(
-        version=version,
-        fingerprint=version,
-        digest=PACKAGE.digest(prefix),
-        deep_park="unknown" if found is None else "present" if "deep_park" in found.present else "missing",
-        lacks="" if found is None else found.missing.get("deep_park", ""),
-    )
+    return measurement(PACKAGE, prefix, version, ask(prefix), f"vLLM {version} in {prefix} lacks")
 
 
 def ask(prefix: Path) -> Capabilities | None:
