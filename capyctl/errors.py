@@ -151,6 +151,15 @@ class CapyError(Exception):
         self.retryable = row.retryable if retryable is None else retryable
 
 
+def shown_details(value: Any) -> Any:
+    """Details as JSON has them: integers are decimal strings, at every depth."""
+    if isinstance(value, Mapping):
+        return {name: shown_details(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown_details(one) for one in value]
+    return str(value) if type(value) is int else value
+
+
 class Refusal(CapyError):
     """Nothing happened; change the request, or the state it met, and ask again."""
 

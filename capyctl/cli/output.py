@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import attrs
 from cyclopts import Parameter
 
-from capyctl.errors import CapyError, Refusal
+from capyctl.errors import CapyError, Refusal, shown_details
 from capyctl.units import gib
 
 INTERRUPTED: Final = 130
@@ -161,7 +161,7 @@ def print_error(error: CapyError, *, as_json: bool) -> None:
     if as_json:
         fact: dict[str, Any] = {"code": error.code, "message": error.message, "retryable": error.retryable}
         if error.details:
-            fact["details"] = error.details
+            fact["details"] = shown_details(error.details)
         note(json.dumps(fact, ensure_ascii=False))
     else:
         note(f"error [{error.code}]: {plain(' '.join(error.message.split()))}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from capyctl.control.book import Book
 from capyctl.control.records import HostRow
+from capyctl.control.spelling import size, sizes
 from capyctl.fsm.types import Domain, HostId, Lane, Phase
 from capyctl.ledger.charges import Holding
 from capyctl.ledger.estimates import source
@@ -25,10 +26,10 @@ def planned(plan: Plan, policy: HostPolicy | None) -> list[Json]:
                 {
                     "domain": domain,
                     "phase": phase.value,
-                    "bytes": amount,
+                    "bytes": size(amount),
                     "provenance": source(plan, policy, phase, domain),
-                    "measured_bytes": None if figure is None else figure.seen_bytes,
-                    "planned_bytes": None if figure is None else figure.planned_bytes,
+                    "measured_bytes": size(None if figure is None else figure.seen_bytes),
+                    "planned_bytes": size(None if figure is None else figure.planned_bytes),
                 }
             )
     return rows
@@ -48,11 +49,11 @@ def of_phase(plan: Plan, policy: HostPolicy | None, phase: Phase) -> Json | None
     host = source(plan, policy, phase, ram[0]) if ram else None
     measured = {domain: figure.seen_bytes for domain, figure in plan.measured.get(phase, {}).items()}
     return {
-        "bytes": dict(plan.at(phase).bytes),
+        "bytes": sizes(plan.at(phase).bytes),
         "provenance": device or host or "derived",
         "device_provenance": device if ram else None,
         "host_provenance": host,
-        "measured_bytes": measured,
+        "measured_bytes": sizes(measured),
     }
 
 
@@ -68,9 +69,9 @@ def charges(book: Book, lane: Lane, plan: Plan | None) -> list[Json]:
             "host": held.host if row is None else row.policy.name,
             "domain": domain,
             "phase": "uncertain" if held.uncertain else held.phase.value,
-            "bytes": amount,
+            "bytes": size(amount),
             "provenance": of_charge(plan, None if row is None else row.policy, held, domain),
-            "planned_bytes": held.planned(domain),
+            "planned_bytes": size(held.planned(domain)),
         }
         for domain, amount in sorted(held.allocation.bytes.items())
         if amount

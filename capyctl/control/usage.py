@@ -9,7 +9,7 @@ from typing import Any
 
 from capyctl.control import provenance
 from capyctl.control.book import Book, lane_of_owner
-from capyctl.control.views import instant
+from capyctl.control.spelling import instant, size, sizes
 from capyctl.control.world import World
 from capyctl.fsm import instance
 from capyctl.fsm.types import DeploymentId, Domain, HostId, Lane, Millis, Phase
@@ -74,13 +74,13 @@ def _domain(
         "kind": limits.kind.value,
         "device_id": limits.device,
         # As it was seen: a control group's limit may have come or gone since the limits were derived.
-        "capacity_bytes": limits.capacity_bytes if sample is None else sample.capacity_bytes,
-        "managed_limit": limits.managed_bytes,
-        "free_reserve": limits.reserve_bytes,
-        "parked_limit": limits.parked_bytes,
-        "reserved_bytes": reserved,
-        "unreserved_bytes": max(0, most - reserved),
-        "parked_bytes": book.ledger.parked(host, name),
+        "capacity_bytes": size(limits.capacity_bytes if sample is None else sample.capacity_bytes),
+        "managed_limit": size(limits.managed_bytes),
+        "free_reserve": size(limits.reserve_bytes),
+        "parked_limit": size(limits.parked_bytes),
+        "reserved_bytes": size(reserved),
+        "unreserved_bytes": size(max(0, most - reserved)),
+        "parked_bytes": size(book.ledger.parked(host, name)),
         **_observed(book, host, sample, now_ms),
         "holders": [
             _holder(book, owner, held, name, sample)
@@ -100,9 +100,9 @@ def _observed(book: Book, host: HostId, sample: Observation | None, now_ms: Mill
     age = now_ms - sample.seen_at_ms
     stale = host not in book.online or age > book.hosts[host].policy.observation_ttl_ms
     return {
-        "available_bytes": sample.available_bytes,
-        "resident_bytes": resident,
-        "foreign_bytes": max(0, sample.capacity_bytes - sample.available_bytes - resident),
+        "available_bytes": size(sample.available_bytes),
+        "resident_bytes": size(resident),
+        "foreign_bytes": size(max(0, sample.capacity_bytes - sample.available_bytes - resident)),
         "observed_at_ms": instant(sample.seen_at_ms),
         "stale": stale,
         "reason": f"last seen {max(0, age) // 1000} s ago" if stale else None,
@@ -119,10 +119,10 @@ def _holder(book: Book, owner: str, held: Holding, domain: Domain, sample: Obser
         "name": row.spec.name if row else lane.deployment,
         "index": lane.index,
         "phase": "uncertain" if held.uncertain else held.phase.value,
-        "bytes": held.on(domain),
-        "planned_bytes": held.planned(domain),
+        "bytes": size(held.on(domain)),
+        "planned_bytes": size(held.planned(domain)),
         "provenance": provenance.of_charge(plan, None if host is None else host.policy, held, domain),
-        "resident_bytes": None if sample is None else sample.residents.get(owner),
+        "resident_bytes": size(None if sample is None else sample.residents.get(owner)),
     }
 
 
@@ -145,7 +145,7 @@ def _instance(book: Book, lane: Lane, now_ms: Millis) -> Json:
         "host_id": one.run.host,
         "state": instance.published(one.machine),
         "phase": Phase.NONE.value if held is None else "uncertain" if held.uncertain else held.phase.value,
-        "bytes": {} if held is None else {name: n for name, n in sorted(held.allocation.bytes.items()) if n},
+        "bytes": {} if held is None else sizes({name: n for name, n in sorted(held.allocation.bytes.items()) if n}),
         "in_flight": in_flight,
         "idle_ms": idle,
         "activity": "in_flight" if in_flight else "none_recorded" if idle is None else "idle",

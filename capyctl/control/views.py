@@ -12,6 +12,7 @@ from typing import Any
 from capyctl.control import operations, provenance, requests, residue
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import DeploymentRow, InstanceRow
+from capyctl.control.spelling import instant, size, sizes
 from capyctl.control.traffic import PLACES_MAX
 from capyctl.control.world import World
 from capyctl.fsm import deployment as machine
@@ -58,11 +59,6 @@ _PROGRESS = {
     OperationPhase.SUPERSEDED: "cancelled",
     OperationPhase.EXPIRED: "failed",
 }
-
-
-def instant(at_ms: Millis | None) -> str | None:
-    """A point in time as views say it: Unix milliseconds as a decimal string. Load has numbers (api 5.1)."""
-    return None if at_ms is None else str(at_ms)
 
 
 # --- deployments --------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ def _checkpoint(row: DeploymentRow) -> Json:
     return {
         "state": gate.value,
         "digest": row.digest,
-        "weight_bytes": str(row.weight_bytes) if row.digest else None,  # as `facts` have it
+        "weight_bytes": size(row.weight_bytes if row.digest else None),
         "code": row.state.gate_code,
         "reason": row.state.gate_reason or None,
     }
@@ -256,8 +252,8 @@ def _parked(book: Book, lane: Lane, one: InstanceRow) -> Json | None:
     if not one.has_launch or not one.parked_first:
         return None
     return {
-        "first_bytes": dict(one.parked_first),
-        "latest_bytes": dict(one.parked_latest),
+        "first_bytes": sizes(one.parked_first),
+        "latest_bytes": sizes(one.parked_latest),
         "growth": residue.outgrown(book, lane),
     }
 
@@ -404,20 +400,20 @@ def _host(book: Book, host: HostId) -> Json:
                 "domain_id": name,
                 "kind": limits.kind.value,
                 "device_id": limits.device,
-                "capacity_bytes": limits.capacity_bytes if sample is None else sample.capacity_bytes,
-                "managed_limit": limits.managed_bytes,
-                "free_reserve": limits.reserve_bytes,
-                "parked_limit": limits.parked_bytes,
-                "charged_bytes": book.ledger.charged(host, name),
-                "available_bytes": None if sample is None else sample.available_bytes,
+                "capacity_bytes": size(limits.capacity_bytes if sample is None else sample.capacity_bytes),
+                "managed_limit": size(limits.managed_bytes),
+                "free_reserve": size(limits.reserve_bytes),
+                "parked_limit": size(limits.parked_bytes),
+                "charged_bytes": size(book.ledger.charged(host, name)),
+                "available_bytes": size(None if sample is None else sample.available_bytes),
                 "observed_at_unix_ms": instant(None if sample is None else sample.seen_at_ms),
                 "memory_source": None if sample is None else sample.source or None,
                 "residents": [
-                    {"name": _owner_name(book, owner), "bytes": amount}
+                    {"name": _owner_name(book, owner), "bytes": size(amount)}
                     for owner, amount in sorted(({} if sample is None else sample.residents).items())
                 ],
                 "owners": [
-                    {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": held.on(name)}
+                    {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": size(held.on(name))}
                     for owner, held in sorted(book.ledger.on(host))
                     if held.on(name)
                 ],
@@ -539,7 +535,7 @@ def snapshot(world: World, now_ms: Millis) -> Json:
                     "host_id": held.host,
                     "domain": domain,
                     "phase": "uncertain" if held.uncertain else held.phase.value,
-                    "bytes": str(amount),
+                    "bytes": size(amount),
                     "provenance": _reserved(book, owner, held, domain),
                     "lowered_by": held.lowered_by,
                 }

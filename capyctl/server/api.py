@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, Reque
 
 from capyctl import ulid
 from capyctl.control import events
-from capyctl.errors import CapyError, Refusal
+from capyctl.errors import CapyError, Refusal, shown_details
 from capyctl.fsm.types import OperationId, SwitchId
 from capyctl.router.body import strict_object
 from capyctl.router.keys import Keys
@@ -110,7 +110,11 @@ def handle_errors(app: QuartTrio) -> None:
     @app.errorhandler(CapyError)
     async def ours(wrong: CapyError) -> Response:
         return problem(
-            wrong.http_status, wrong.code, wrong.message, retryable=wrong.retryable, details=_plain(wrong.details)
+            wrong.http_status,
+            wrong.code,
+            wrong.message,
+            retryable=wrong.retryable,
+            details=shown_details(wrong.details),
         )
 
     @app.errorhandler(HTTPException)
@@ -136,11 +140,6 @@ def handle_errors(app: QuartTrio) -> None:
         correlation = secrets.token_hex(8)
         log.failed("management.broken", wrong, correlation=correlation, method=request.method, path=request.path)
         return problem(500, "internal", f"a fault of CapyCTL's own; its log names it under {correlation}")
-
-
-def _plain(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Details as JSON; integers as decimal strings, as everywhere in this API."""
-    return {name: str(value) if type(value) is int else value for name, value in details.items()}
 
 
 # --- requests --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from capyctl.checkpoints import sources
 from capyctl.clock import Clock
 from capyctl.control import events, orders
 from capyctl.control.book import Book
+from capyctl.control.spelling import size
 from capyctl.errors import CapyError
 from capyctl.fsm.types import DeploymentId, HostId
 from capyctl.server.log import Log
@@ -106,7 +107,7 @@ class Fetching:
             {
                 "host_id": host,
                 "place": one.place,
-                "bytes": str(one.bytes),
+                "bytes": size(one.bytes),
                 "complete": one.complete,
                 "deployments": sorted(users.get(one.place, ())),
             }

@@ -19,6 +19,7 @@ import attrs
 from capyctl.checkpoints import residency
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.control.spec import Spec
+from capyctl.control.spelling import sizes
 from capyctl.documents import strict
 from capyctl.documents.deployment import Deployment
 from capyctl.engines.registered import Registered
@@ -169,12 +170,12 @@ def plan_view(plan: Plan, policy: HostPolicy | None) -> dict[str, Any]:
         "wake_ms": plan.wake_ms,
         "phases": {
             phase.value: {
-                "bytes": {domain: str(amount) for domain, amount in allocation.bytes.items()},
+                "bytes": sizes(allocation.bytes),
                 "devices": [claim.device for claim in allocation.claims],
                 "provenance": {domain: source(plan, policy, phase, domain) for domain in allocation.bytes},
             }
             for phase, allocation in plan.phases.items()
         },
-        "pools": {name: str(amount) for name, amount in plan.pools.items()},
+        "pools": sizes(plan.pools),
         "facts": dict(plan.facts),
     }

@@ -17,6 +17,7 @@ from capyctl import __version__, ulid
 from capyctl.clock import Clock
 from capyctl.control import events, orders, usage, views
 from capyctl.control.spec import Spec
+from capyctl.control.spelling import size
 from capyctl.control.world import World
 from capyctl.documents.model_source import shown_url
 from capyctl.documents.paths import REDACTED, Row
@@ -360,6 +361,10 @@ class Services:
         return f"{self.world.book.deployments[lane.deployment].spec.name}/{lane.index}"
 
 
+def _how_far(row: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: size(row[name]) for name in ("done_bytes", "total_bytes")}
+
+
 def _of_one(body: dict[str, Any], deployment: str | None) -> dict[str, Any]:
     """Figures of all deployments, or of one. Raises: Refusal `not_found` for an id that names none."""
     if deployment is None:
@@ -381,7 +386,8 @@ def with_progress(
     """
     if fetched:
         slowest = min(fetched, key=lambda row: row["done_bytes"])
-        download = {**{name: slowest[name] for name in ("phase", "done_bytes", "total_bytes")}, "hosts": fetched}
+        hosts = [{**row, **_how_far(row)} for row in fetched]
+        download = {"phase": slowest["phase"], **_how_far(slowest), "hosts": hosts}
         checkpoint = {**view["checkpoint"], "state": "materializing", "download": download}
         return {**view, "checkpoint": checkpoint, "waiting": view["waiting"] and "the model is being downloaded"}
     if not read and not measuring:
@@ -389,7 +395,7 @@ def with_progress(
     checkpoint = {**view["checkpoint"], "state": "measuring"}
     if read:
         slowest = min(read, key=lambda row: row["done_bytes"] - row["total_bytes"])
-        checkpoint["measured"] = {**{name: slowest[name] for name in ("done_bytes", "total_bytes")}, "hosts": read}
+        checkpoint["measured"] = {**_how_far(slowest), "hosts": [{**row, **_how_far(row)} for row in read]}
     return {**view, "checkpoint": checkpoint}
 
 

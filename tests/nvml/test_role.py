@@ -62,8 +62,8 @@ def test_a_role_on_a_card_sizes_shows_charges_and_survives_the_loss_of_its_card(
         here.start()
         until(lambda: here.domains()["gpu0"]["available_bytes"], what="a sample")
         gpu = here.domains()["gpu0"]
-        assert (gpu["kind"], gpu["device_id"], gpu["capacity_bytes"]) == ("device", "gpu0", 24 * GIB)
-        assert gpu["available_bytes"] == 23 * GIB
+        assert (gpu["kind"], gpu["device_id"], gpu["capacity_bytes"]) == ("device", "gpu0", str(24 * GIB))
+        assert gpu["available_bytes"] == str(23 * GIB)
         assert here.domains()["system"]["kind"] == "distinct"
         status = here.ok("status").out
         assert "Memory gpu0     0.0 GiB charged, 22.1 GiB managed limit, 23.0 GiB free, 24.0 GiB total" in status
@@ -83,16 +83,16 @@ def test_a_role_on_a_card_sizes_shows_charges_and_survives_the_loss_of_its_card(
         seen = Path(f"/proc/{engine.pid}/environ").read_bytes().split(b"\0")
         assert f"CUDA_VISIBLE_DEVICES={card.uuid(0)}".encode() in seen
         assert not [one for one in seen if one.startswith(b"LD_LIBRARY_PATH")]
-        assert here.domains()["gpu0"]["charged_bytes"] == 2 * GIB
-        assert here.domains()["system"]["charged_bytes"] == 256 << 20
+        assert here.domains()["gpu0"]["charged_bytes"] == str(2 * GIB)
+        assert here.domains()["system"]["charged_bytes"] == str(256 << 20)
         assert here.instance("tiny")["devices"] == ["gpu0"]
         here.cards.hold(0, engine.pid, GIB)
-        until(lambda: here.domains()["gpu0"]["available_bytes"] == 22 * GIB, what="the engine's bytes")
+        until(lambda: here.domains()["gpu0"]["available_bytes"] == str(22 * GIB), what="the engine's bytes")
 
         # the card falls off the bus under a running role
         here.cards.fault(card.GPU_IS_LOST, 0)
         until(lambda: here.domains()["gpu0"]["available_bytes"] is None, what="an unobserved card")
-        assert here.domains()["gpu0"]["charged_bytes"] == 2 * GIB
+        assert here.domains()["gpu0"]["charged_bytes"] == str(2 * GIB)
         assert "22.1 GiB managed limit, 24.0 GiB total, not observed now" in here.ok("status").out
         (lost,) = here.said("card.unobserved")
         assert (lost["domain"], lost["why"]) == ("gpu0", "GPU is lost")
@@ -101,11 +101,11 @@ def test_a_role_on_a_card_sizes_shows_charges_and_survives_the_loss_of_its_card(
         here.kill()
         card.no_driver(here.cards.state)
         here.start()
-        assert here.domains()["gpu0"]["charged_bytes"] == 2 * GIB
+        assert here.domains()["gpu0"]["charged_bytes"] == str(2 * GIB)
         assert here.engine("tiny").pid == engine.pid
         here.act("tiny", "stop")
         assert not engine.alive()
-        assert here.domains()["gpu0"]["charged_bytes"] == 0
+        assert here.domains()["gpu0"]["charged_bytes"] == "0"
         assert here.terminate() == 0
         here.start()
         assert set(here.domains()) == {"unified"}

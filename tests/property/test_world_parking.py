@@ -110,8 +110,8 @@ def test_a_launch_whose_copy_more_than_doubled_stops_instead_of_parking_again_an
     view = views.deployment(here.world, a, Millis(here.now))
     assert view is not None
     assert view["instances"][0]["parked"] == {
-        "first_bytes": {RAM: gib(0.5)},
-        "latest_bytes": {RAM: gib(1.1)},
+        "first_bytes": {RAM: str(gib(0.5))},
+        "latest_bytes": {RAM: str(gib(1.1))},
         "growth": True,
     }
     here.ask("a")

@@ -59,7 +59,7 @@ def cold(here: Shell, identity: DeploymentId) -> int:
 def startup(here: Shell, identity: DeploymentId) -> tuple[int, str]:
     view = views.deployment(here.world, identity, Millis(here.now))
     assert view is not None
-    return view["startup"]["bytes"][RAM], view["startup"]["provenance"]
+    return int(view["startup"]["bytes"][RAM]), view["startup"]["provenance"]
 
 
 def installed(here: Shell, build: str) -> None:
@@ -74,7 +74,10 @@ def test_the_second_start_is_charged_what_the_first_one_held_and_status_says_so(
     view = views.deployment(here.world, a, Millis(here.now))
     assert view is not None
     rows = {row["phase"]: (row["bytes"], row["provenance"], row["planned_bytes"]) for row in view["memory"]}
-    assert rows == {"cold": (gib(6), "measured", gib(9)), "ready": (gib(4), "derived", None)}
+    assert rows == {
+        "cold": (str(gib(6)), "measured", str(gib(9))),
+        "ready": (str(gib(4)), "derived", None),
+    }
     stopped(here, a)
     here.start(a)
     here.run(1_000, until=lambda: here.world.book.ledger.holding(Lane(a, 0).owner) is not None)
@@ -88,7 +91,7 @@ def test_a_peak_below_ready_is_planned_as_ready_and_shown_as_it_was() -> None:
     assert startup(here, a) == (gib(4), "measured")
     view = views.deployment(here.world, a, Millis(here.now))
     assert view is not None
-    assert view["startup"]["measured_bytes"] == {RAM: gib(4)}  # it held that at the end of its start
+    assert view["startup"]["measured_bytes"] == {RAM: str(gib(4))}  # it held that at the end of its start
 
 
 def test_what_was_measured_outlives_the_role() -> None:
@@ -192,7 +195,7 @@ def test_it_is_charged_all_that_may_be_charged_until_it_is_ready() -> None:
     view = views.deployment(here.world, w, Millis(here.now))
     assert view is not None
     assert [(row["phase"], row["bytes"], row["provenance"]) for row in view["ledger"]] == [
-        ("cold", gib(30), "whole_host")
+        ("cold", str(gib(30)), "whole_host")
     ]
     here.run(60_000, until=lambda: here.lane(w).gate_open)
     assert here.world.book.ledger.held_by(Lane(w, 0).owner).on(RAM) == gib(12)
@@ -313,7 +316,7 @@ def test_limits_that_other_programs_took_are_warned_of_and_what_deployments_hold
     here.run(30_000)
     (host,) = views.hosts(here.world)
     assert host["memory_warnings"] == []
-    assert host["domains"][0]["residents"] == [{"name": "a/0", "bytes": gib(4)}]
+    assert host["domains"][0]["residents"] == [{"name": "a/0", "bytes": str(gib(4))}]
     here.hosts[HOST].foreign_bytes = gib(8)
     here.run(30_000)
     (host,) = views.hosts(here.world)

@@ -993,7 +993,7 @@ def ledger_line(here: Shell, identity: DeploymentId) -> tuple[int, int | None]:
     view = views.deployment(here.world, identity, Millis(here.now))
     assert view is not None
     (line,) = view["ledger"]
-    return line["bytes"], line["planned_bytes"]
+    return int(line["bytes"]), line["planned_bytes"] and int(line["planned_bytes"])
 
 
 def test_a_client_that_waits_for_a_checkpoint_reads_no_place_of_the_machine() -> None:

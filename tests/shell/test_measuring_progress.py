@@ -64,7 +64,11 @@ def test_a_view_shows_the_host_that_has_most_left_to_read() -> None:
     ]
     view = {"id": NAME, "checkpoint": {"state": "pending", "digest": None}, "waiting": None}
     checkpoint = with_progress(view, fetched=[], read=rows, measuring=False)["checkpoint"]
-    figures = {"done_bytes": 5, "total_bytes": 9, "hosts": rows}
+    hosts = [
+        {"host_id": "one", "done_bytes": "5", "total_bytes": "9"},
+        {"host_id": "two", "done_bytes": "0", "total_bytes": "2"},
+    ]
+    figures = {"done_bytes": "5", "total_bytes": "9", "hosts": hosts}
     assert checkpoint == {"state": "measuring", "digest": None, "measured": figures}
     assert with_progress(view, fetched=[], read=[], measuring=True)["checkpoint"]["state"] == "measuring"
     assert with_progress(view, fetched=[], read=[], measuring=False) == view

@@ -44,7 +44,7 @@ def view(name: str, **more: Any) -> dict[str, Any]:
                 "pid": None,
             }
         ],
-        "startup": {"bytes": {"unified": 30601641984}, "provenance": "derived"},
+        "startup": {"bytes": {"unified": "30601641984"}, "provenance": "derived"},
         "initialize_ms": 130_000,
         "checkpoint": {"state": "measured", "digest": "sha256:" + "a" * 64, "reason": None},
         "context": {"tokens": 16384, "reason": "fitted"},

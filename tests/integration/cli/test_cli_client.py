@@ -53,7 +53,7 @@ def test_status_shows_the_reason_and_who_a_model_was_stopped_for(shell: Shell, r
         "writer",
         observed_state="failed",
         revision="2",
-        startup={"bytes": {"gpu0": 14173392076, "system": 4 << 30}, "provenance": "derived"},
+        startup={"bytes": {"gpu0": "14173392076", "system": str(4 << 30)}, "provenance": "derived"},
         latest_operation={"action": "initialize", "state": "failed", "error_code": "launch_failed"},
         ledger=[{"domain": "unified", "phase": "ready", "bytes": "1073741824", "provenance": "derived"}],
     )

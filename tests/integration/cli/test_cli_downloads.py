@@ -26,7 +26,8 @@ class Role:
 
 
 def coming(done: int | None, total: int | None = 100 * MIB, phase: str = "downloading") -> dict[str, Any]:
-    return {"state": "materializing", "download": {"done_bytes": done, "total_bytes": total, "phase": phase}}
+    figures = {"done_bytes": done and str(done), "total_bytes": total and str(total)}
+    return {"state": "materializing", "download": {**figures, "phase": phase}}
 
 
 MEASURED = {"state": "measured", "code": None, "reason": None}
@@ -135,7 +136,7 @@ def test_a_terminal_shows_a_bar_with_the_rate(at_once: None, monkeypatch: pytest
 
 
 def measuring(done: int, total: int = 4 << 30) -> dict[str, Any]:
-    return {"state": "measuring", "measured": {"done_bytes": done, "total_bytes": total}}
+    return {"state": "measuring", "measured": {"done_bytes": str(done), "total_bytes": str(total)}}
 
 
 def test_a_start_waits_for_the_digest_and_says_how_far_it_is(at_once: None, capsys: pytest.CaptureFixture[str]):
@@ -215,7 +216,7 @@ def test_status_shows_a_download(shell: Shell, role: FakeRole):
 def test_what_is_pruned_is_summed_up_and_nothing_is_said_to_be_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    row = {"place": "sources/http/m.gguf-ab", "bytes": 3 * MIB, "complete": True, "deployments": []}
+    row = {"place": "sources/http/m.gguf-ab", "bytes": str(3 * MIB), "complete": True, "deployments": []}
     answers = [{"removed": [row]}, {"removed": []}]
 
     class Pruning:

@@ -22,23 +22,23 @@ SIZE = re.compile(r"\d+\.\d GiB|(?<= )-(?= |$)")
 
 
 def holder(name: str, gib: int, phase: str = "ready", **more: Any) -> dict[str, Any]:
-    row = {"name": name, "index": 0, "phase": phase, "bytes": gib * GIB, "provenance": "derived"}
-    return {**row, "planned_bytes": None, "resident_bytes": gib * GIB, **more}
+    row = {"name": name, "index": 0, "phase": phase, "bytes": str(gib * GIB), "provenance": "derived"}
+    return {**row, "planned_bytes": None, "resident_bytes": str(gib * GIB), **more}
 
 
 def domain(*holders: dict[str, Any], **more: Any) -> dict[str, Any]:
-    charged = sum(row["bytes"] for row in holders)
+    charged = sum(int(row["bytes"]) for row in holders)
     return {
         "domain_id": "gpu0",
-        "capacity_bytes": 24 * GIB,
-        "managed_limit": 22 * GIB,
-        "free_reserve": 2 * GIB,
-        "parked_limit": 6 * GIB,
-        "reserved_bytes": charged,
-        "parked_bytes": sum(row["bytes"] for row in holders if row["phase"] == "parked"),
-        "available_bytes": 10 * GIB,
-        "resident_bytes": charged,
-        "foreign_bytes": GIB,
+        "capacity_bytes": str(24 * GIB),
+        "managed_limit": str(22 * GIB),
+        "free_reserve": str(2 * GIB),
+        "parked_limit": str(6 * GIB),
+        "reserved_bytes": str(charged),
+        "parked_bytes": str(sum(int(row["bytes"]) for row in holders if row["phase"] == "parked")),
+        "available_bytes": str(10 * GIB),
+        "resident_bytes": str(charged),
+        "foreign_bytes": str(GIB),
         "holders": list(holders),
         "reason": None,
         **more,

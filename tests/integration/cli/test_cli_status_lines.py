@@ -59,9 +59,10 @@ def test_instances_that_are_charged_alike_share_a_line() -> None:
 
 def test_every_phase_is_said_with_its_figure_and_where_it_comes_from() -> None:
     def row(domain: str, phase: str, gibs: float, why: str, measured: float | None = None) -> dict[str, Any]:
-        seen = None if measured is None else int(measured * (1 << 30))
+        seen = None if measured is None else str(int(measured * (1 << 30)))
+        amount = str(int(gibs * (1 << 30)))
         return {
-            "domain": domain, "phase": phase, "bytes": int(gibs * (1 << 30)), "provenance": why, "measured_bytes": seen,
+            "domain": domain, "phase": phase, "bytes": amount, "provenance": why, "measured_bytes": seen,
         }  # fmt: skip
 
     card = [

@@ -213,7 +213,7 @@ class Bench:
         return found
 
     def charged(self) -> int:
-        return sum(row["bytes"] for row in self.view()["ledger"] if row["domain"] == "gpu0")
+        return sum(int(row["bytes"]) for row in self.view()["ledger"] if row["domain"] == "gpu0")
 
     def ledger(self) -> dict[str, Any]:
         """The whole of it; `epoch` is another one after every change."""

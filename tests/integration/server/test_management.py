@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +18,7 @@ from capyctl import clock as clocks
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.control.records import RECORDS
 from capyctl.control.world import World
-from capyctl.errors import Refusal
+from capyctl.errors import Refusal, shown_details
 from capyctl.roles.machine import look_at_model
 from capyctl.router.desk import Arrival
 from capyctl.server import listener
@@ -508,7 +511,7 @@ async def test_memory_is_shown_by_domain_and_by_deployment(here):
         (domain,) = answer["hosts"][0]["domains"]
         (holder,) = domain["holders"]
         assert (holder["name"], holder["phase"]) == ("notes", "ready")
-        assert domain["reserved_bytes"] == holder["bytes"] > 0
+        assert domain["reserved_bytes"] == holder["bytes"] != "0"
         (instance,) = answer["deployments"][0]["instances"]
         assert instance["bytes"] == {domain["domain_id"]: holder["bytes"]}
     for query, status in (
@@ -519,6 +522,44 @@ async def test_memory_is_shown_by_domain_and_by_deployment(here):
         (f"deployment={ulid.fresh()}", 404),
     ):
         assert (await here.ask("GET", f"/usage?{query}"))[0] == status
+
+
+BYTES = re.compile(r"(.*_)?bytes|(managed|parked|host_kv)_limit|free_reserve")
+
+
+def figures_of(value: Any, path: str = "", amount: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every amount of bytes in an answer, with its path: what has such a name, and what stands below it."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from figures_of(one, f"{path}.{name}", amount or bool(BYTES.fullmatch(name)))
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from figures_of(one, f"{path}[{number}]", amount)
+    elif amount:
+        yield path, value
+
+
+async def test_bytes_are_decimal_strings_in_every_answer_and_every_refusal(here):
+    view = await here.deployed()
+    await here.act(view, "start")
+    await here.settled(view["id"], lambda view: view["ready"] == "1/1")
+    found: dict[str, Any] = {}
+    for path in ("/snapshot", "/deployments", f"/deployments/{view['id']}", "/hosts", "/usage", "/model-sources",
+                 f"/deployments/{view['id']}/effective-config"):  # fmt: skip
+        status, answer = await here.ask("GET", path)
+        assert status == 200
+        found |= {f"{path}{name}": amount for name, amount in figures_of(answer)}
+    assert len(found) > 40
+    odd = {name: amount for name, amount in found.items() if amount is not None and not _is_decimal(amount)}
+    assert odd == {}
+    assert shown_details({"needs_bytes": 5, "hosts": [{"free_bytes": 7, "short": True, "card": None}]}) == {
+        "needs_bytes": "5",
+        "hosts": [{"free_bytes": "7", "short": True, "card": None}],
+    }
+
+
+def _is_decimal(amount: Any) -> bool:
+    return type(amount) is str and amount.isascii() and amount.isdigit()
 
 
 async def test_the_engine_log_is_bounded_and_named(here):
