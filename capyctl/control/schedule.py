@@ -6,13 +6,10 @@ repeats until nothing moves; that it ends is invariant 71.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-
 import attrs
 
-from capyctl.control import deeds, idle, lanes, notices, operations, preinit, reclaiming, requests, switching
-from capyctl.control.book import SETTLING, Book, Steps
+from capyctl.control import deeds, idle, lanes, notices, operations, preinit, reclaiming, requests, steps, switching
+from capyctl.control.book import SETTLING, Book
 from capyctl.control.naming import names
 from capyctl.control.orders import Probe, ReadLoad
 from capyctl.control.records import InstanceRow, Wish
@@ -23,13 +20,12 @@ from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.instance import Want, wants, wants_proof
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.run import HoldCause
-from capyctl.fsm.types import Activation, DeploymentId, Device, HostId, Lane, Millis, Origin, Phase, StopKind
+from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane, Millis, Origin, Phase, StopKind
 from capyctl.ledger import admission, asks, cards, estimates, placement
-from capyctl.ledger.asks import Ask, Proposal
+from capyctl.ledger.asks import Proposal
 from capyctl.ledger.forecast import Hold
 from capyctl.ledger.placement import HOSTS_TOLD, Nowhere
 from capyctl.ledger.shortfall import Shortfall
-from capyctl.ledger.types import Plan
 
 PASSES_MAX = 200  # a pass that still moves after so many rounds is a bug, not work
 HOLD_MS = 60_000  # a start held for a loading peer looks again after this long at the latest
@@ -250,7 +246,7 @@ def _starts(book: Book) -> None:
         owner = book.deployments[lane.deployment]
         if owner.state.gate is deployment.Gate.PENDING:
             continue  # the digest comes first; status says so
-        open_hosts = usable(book, lane)
+        open_hosts = steps.usable(book, lane)
         if open_hosts:
             place(book, lane, row, open_hosts)
         elif all(host not in owner.plans or _is_draining(book, host) for host in owner.spec.hosts):
@@ -287,8 +283,7 @@ def _why_not(book: Book, lane: Lane, host: HostId) -> str:
         return "not connected"
     if _is_draining(book, host):
         return "draining"
-    row, devices = book.instances[lane], owner.spec.devices
-    seat = _seat(row, owner.plans[host], host, devices, _running(book, lane))
+    seat = steps.seat(book, lane, host)
     if not placement.has_a_place(seat, owner.spec.max_per_host):
         return f"runs {seat.instances} of it, as many as placement.max_per_host allows"
     ranks = len(cards.cards_of(seat.plan, book.hosts[host].policy))
@@ -300,12 +295,12 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     """Arm a planned start where its peak fits now, hold it for a loading peer, or note why it waits."""
     owner = book.deployments[lane.deployment]
     free = [host for host in hosts if may_take(book, lane, host)] if book.active_switches else hosts
-    tries = starts(book, lane, row, free)
-    if lane in book.tried and _stands(book.tried[lane], _grounds(book, tries)):
+    tries = steps.starts(book, lane, free)
+    if lane in book.tried and steps.same(book.tried[lane], _grounds(book, tries)):
         return
     if not tries:
         if free and free == hosts:
-            _ineligible(book, lane, final=not _runs_anywhere(book, lane))
+            _ineligible(book, lane, final=not steps.runs_anywhere(book, lane))
         return
     verdict = placement.place(book.ledger, tries, book.seen, book.now_ms)
     match verdict:
@@ -372,61 +367,6 @@ def _grounds(book: Book, tries: placement.Tries) -> tuple[object, ...]:
     return (tries, *(book.seen.get(seat.host) for seat in tries.may_fit))
 
 
-def _stands(known: tuple[object, ...], grounds: tuple[object, ...]) -> bool:
-    return len(known) == len(grounds) and all(map(operator.is_, known, grounds))
-
-
-def starts(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> placement.Tries:
-    """The starts to try on these hosts, best first; only the switch's host while a switch makes room for it.
-
-    The very same object as before while nothing that they rest on is another.
-    """
-    spec, plans = book.deployments[lane.deployment].spec, book.deployments[lane.deployment].plans
-    if row.wish is not None and row.wish.host is not None:
-        hosts = [host for host in hosts if host == row.wish.host]
-    running = _running(book, lane)
-    rests_on = (book.ledger, spec, plans, row.plan)
-    known = book.steps.get(lane)
-    if known is not None and _stands(known.rests_on, rests_on) and known.at == (hosts, running, row.last_host):
-        return known.tries
-    tries = placement.candidates(
-        book.ledger,
-        lane.owner,
-        (_seat(row, plans[host], host, spec.devices, running) for host in hosts),
-        strategy=spec.strategy,
-        max_per_host=spec.max_per_host,
-    )
-    book.steps[lane] = Steps(tries=tries, rests_on=rests_on, at=(hosts, running, row.last_host))
-    return tries
-
-
-def _running(book: Book, lane: Lane) -> dict[HostId, int]:
-    """How often each host runs the deployment, this instance left out."""
-    counts: dict[HostId, int] = {}
-    for other, one in book.of(lane.deployment):
-        if other != lane and one.run.host is not None and one.has_launch:
-            counts[one.run.host] = counts.get(one.run.host, 0) + 1
-    return counts
-
-
-def _runs_anywhere(book: Book, lane: Lane) -> bool:
-    """Others of the deployment run, so that their ends may make a place."""
-    return bool(_running(book, lane))
-
-
-def _seat(
-    row: InstanceRow, plan: Plan, host: HostId, devices: tuple[Device, ...], running: dict[HostId, int]
-) -> placement.Seat:
-    return placement.Seat(
-        host=host,
-        plan=plan,
-        instances=running.get(host, 0),
-        named=devices,
-        last=row.plan if host == row.last_host else None,
-        previous=host == row.last_host,
-    )
-
-
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:
     """Room that a switch makes on a host is for the switch's target alone, once the switch has found it (49)."""
     active = switching.active_on(book, host)
@@ -448,28 +388,13 @@ def _fits(book: Book, lane: Lane) -> None:
 
 
 def _switched(book: Book) -> None:
-    """Answer what running switches ask, by the same order of steps."""
-    switching.advance(book, _steps)
+    """Answer what running switches ask."""
+    switching.advance(book)
 
 
 def _switches(book: Book) -> None:
-    """Begin switches for what does not fit, by the same order of steps that placement tries."""
-    switching.begin(book, _steps)
-
-
-def _steps(book: Book, lane: Lane) -> Sequence[Ask]:
-    """The steps that would let this lane serve: its wake where it is parked, else its starts, best host first."""
-    row = book.instances[lane]
-    if row.phase is ResidencyPhase.WAKE_PLANNED:
-        return (asks.ask_step(book.ledger, lane.owner, Phase.WAKE),)
-    return starts(book, lane, row, usable(book, lane))
-
-
-def usable(book: Book, lane: Lane) -> list[HostId]:
-    """Hosts that resolved the revision, are there, and are not draining."""
-    owner, online, emptying = book.deployments[lane.deployment], book.online, book.emptying
-    plans = owner.plans
-    return [host for host in owner.spec.hosts if host in plans and host in online and host not in emptying]
+    """Begin switches for what does not fit."""
+    switching.begin(book)
 
 
 def _lift_holds(book: Book) -> None:

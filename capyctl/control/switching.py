@@ -6,7 +6,7 @@ for: the target, the victims, whether it fits now, and what became of each victi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -17,6 +17,7 @@ from capyctl.control.book import AskedAround, Book, lane_of_owner
 from capyctl.control.naming import names
 from capyctl.control.orders import ReadMemory
 from capyctl.control.records import Move, Wish, told_by
+from capyctl.control.steps import may_go_to, steps_of
 from capyctl.fsm import facts, operation, residency, switch
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
@@ -80,11 +81,8 @@ def words(book: Book, short: Shortfall) -> str:
 # --- beginning ----------------------------------------------------------------------------------------
 
 
-def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
-    """Open a switch on a free host for the deployment that has waited longest and does not fit.
-
-    `asks_of` gives the steps that would let a lane serve, best first (the scheduler's own order).
-    """
+def begin(book: Book) -> None:
+    """Open a switch on a free host for the deployment that has waited longest and does not fit."""
     wanting: list[tuple[Millis, Lane]] = []
     for lane in book.shortfalls:
         since_ms = _wants_a_switch_since(book, lane)
@@ -95,7 +93,7 @@ def begin(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
             continue  # a verdict on an instance that the same command is to start ended its wait too
         if any(state.target == lane.deployment for state in active(book)):
             continue
-        _begin_for(book, lane, since_ms, asks_of)
+        _begin_for(book, lane, since_ms)
 
 
 def _wants_a_switch_since(book: Book, lane: Lane) -> Millis | None:
@@ -137,26 +135,22 @@ def _policy(book: Book, since_ms: Millis) -> tuple[object, ...]:
     return (since_ms, book.shape, left_alone, waiting)
 
 
-def _begin_for(
-    book: Book,
-    lane: Lane,
-    since_ms: Millis,
-    asks_of: Callable[[Book, Lane], Sequence[Ask]],
-) -> None:
-    tries = asks_of(book, lane)
-    hosts = placement.hosts_of(tries)
-    if not hosts or not book.active_switches.keys().isdisjoint(hosts):
+def _begin_for(book: Book, lane: Lane, since_ms: Millis) -> None:
+    if book.active_switches and may_go_to(book, lane, tuple(book.active_switches)):
         return  # the room being made there may do for us once that switch is over; no second host is emptied
-    open_to_it = frozenset(hosts)
+    tries = steps_of(book, lane)
+    open_to_it = frozenset(placement.hosts_of(tries))
+    if not open_to_it:
+        return
     if verifying.is_asked(book, lane, open_to_it):
         return  # the answer decides
     if verifying.holds_back(book, lane.deployment, open_to_it):
         return  # whoever has waited longer is about to be told that it may have the room
     if _asked_before(book, lane, since_ms):
         return
-    plans = _plans(book, lane, since_ms, tries, asks_of, crowd.around(book, lane))
+    plans = _plans(book, lane, since_ms, tries, crowd.around(book, lane))
     if isinstance(plans, Nowhere):
-        why = _refused_by(book, lane, since_ms, tries, asks_of)
+        why = _refused_by(book, lane, since_ms, tries)
         if why is not None:
             requests.fail_waiters(book, lane.deployment, "unavailable", *why)
             _drop_request_wishes(book, lane.deployment, "unavailable", why[0])
@@ -225,35 +219,24 @@ def _looked_since(book: Book, host: HostId, at_ms: Millis) -> bool:
     return False
 
 
-def _refused_by(
-    book: Book,
-    lane: Lane,
-    since_ms: Millis,
-    tries: Sequence[Ask],
-    asks_of: Callable[[Book, Lane], Sequence[Ask]],
-) -> tuple[str, int] | None:
+def _refused_by(book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask]) -> tuple[str, int] | None:
     """What requests are told, and when to ask again, where there is no room only because victims are left alone."""
     if not any(refusing.is_left_alone(book, one) for one in book.refused):
         return None
-    plans = _plans(book, lane, since_ms, tries, asks_of, crowd.around(book, lane, left_alone=True))
+    plans = _plans(book, lane, since_ms, tries, crowd.around(book, lane, left_alone=True))
     if isinstance(plans, Nowhere):
         return None
     return refusing.answer(book, [lane_of_owner(one.owner) for plan in plans for one in plan.victims])
 
 
 def _plans(
-    book: Book,
-    lane: Lane,
-    since_ms: Millis,
-    tries: Sequence[Ask],
-    asks_of: Callable[[Book, Lane], Sequence[Ask]],
-    everybody: Crowd,
+    book: Book, lane: Lane, since_ms: Millis, tries: Sequence[Ask], everybody: Crowd
 ) -> tuple[victims.Eviction, ...] | Nowhere:
     """The plan for this instance, then for the others that the same `--evict` is to start: all of them, or none.
 
     A request wants one instance, whatever it costs the others (12.3, rules 9 and 13).
     """
-    targets = [tries, *(asks_of(book, other) for other in _started_with(book, lane))]
+    targets = [tries, *(steps_of(book, other) for other in _started_with(book, lane))]
     plans = victims.plan_together(
         book.ledger,
         [asks for asks in targets if asks],
@@ -479,11 +462,8 @@ def _leave(book: Book, state: switch.State, lane: Lane, *, parks: bool) -> None:
     )
 
 
-def advance(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
-    """Answer what running switches ask of the world: does it fit now, is it on its way, were waiters let in?
-
-    `asks_of` as of `begin`.
-    """
+def advance(book: Book) -> None:
+    """Answer what running switches ask of the world: does it fit now, is it on its way, were waiters let in?"""
     for state in list(active(book)):
         for lane in sorted(book.moved & {victim.lane for victim in state.victims}):
             running = book.running_on.get(lane, 0)
@@ -492,7 +472,7 @@ def advance(book: Book, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
         if state.phase in (Phase.RECHECK, Phase.ACTIVATING) and target is None:
             _unwanted(book, state)
         elif state.phase is Phase.RECHECK and target is not None:
-            _recheck(book, state, target, asks_of)
+            _recheck(book, state, target)
         elif state.phase is Phase.OPENING:
             tell(book, state.switch, switch.WaitersLetIn(now_ms=book.now_ms))
     book.moved.clear()
@@ -508,13 +488,13 @@ def _unwanted(book: Book, state: switch.State) -> None:
         tell(book, state.switch, switch.TargetFailed(now_ms=book.now_ms, code="unavailable", reason=why))
 
 
-def _recheck(book: Book, state: switch.State, lane: Lane, asks_of: Callable[[Book, Lane], Sequence[Ask]]) -> None:
+def _recheck(book: Book, state: switch.State, lane: Lane) -> None:
     """After the releases: on fresh observations, does the target fit now? Its raise is the scheduler's next act."""
     row = book.instances[lane]
     if row.phase not in WAITING:
         tell(book, state.switch, switch.TargetFits(now_ms=book.now_ms))  # it was armed in this very pass
         return
-    tries = [ask for ask in asks_of(book, lane) if ask.host == state.host]
+    tries = [ask for ask in steps_of(book, lane) if ask.host == state.host]
     if not tries:
         return
     released_at = max((victim_at(book, victim) for victim in state.victims), default=state.started_at_ms)
