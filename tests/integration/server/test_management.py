@@ -544,7 +544,7 @@ async def test_bytes_are_decimal_strings_in_every_answer_and_every_refusal(here)
     await here.act(view, "start")
     await here.settled(view["id"], lambda view: view["ready"] == "1/1")
     found: dict[str, Any] = {}
-    for path in ("/snapshot", "/deployments", f"/deployments/{view['id']}", "/hosts", "/usage", "/model-sources",
+    for path in ("/snapshot", "/deployments", f"/deployments/{view['id']}", "/hosts", "/usage",
                  f"/deployments/{view['id']}/effective-config"):  # fmt: skip
         status, answer = await here.ask("GET", path)
         assert status == 200
