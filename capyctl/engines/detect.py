@@ -54,8 +54,8 @@ def detect(environ: Mapping[str, str], extra: Sequence[Path] = (), home: Path | 
 
 
 def holds_one(place: Path) -> bool:
-    """Whether an installation of any family is there."""
-    return any(_look(place, family) is not None for family in FAMILIES.values())
+    """Whether an installation of any family is there, or in a directory of it."""
+    return any(_look(one, family) is not None for one in _bounded(_given(place)) for family in FAMILIES.values())
 
 
 def _bounded(places: Iterable[Path]) -> list[Path]:
@@ -81,9 +81,9 @@ def _places(environ: Mapping[str, str], extra: Sequence[Path], home: Path | None
     for entry in ("miniconda3", "anaconda3"):
         yield from _conda(Path("/opt") / entry)
     yield from _conda(Path("/opt/conda"))
-    for child in _children(Path("/opt")):
-        yield child
-        yield child / "bin"
+    yield from _shelf(Path("/opt"))
+    for place in extra:  # what it names itself came first; a full shelf takes no place from the usual ones
+        yield from _given(place)
 
 
 def _at_home(home: Path) -> Iterable[Path]:
@@ -103,6 +103,20 @@ def _at_home(home: Path) -> Iterable[Path]:
     except (Refusal, UnicodeDecodeError):
         listed = []
     yield from (Path(line) for line in listed[:128] if line.startswith("/"))
+
+
+def _given(place: Path) -> Iterable[Path]:
+    """A place that somebody named: an installation, or a directory of some."""
+    yield place
+    yield from _conda(place)
+    yield from _shelf(place)
+
+
+def _shelf(place: Path) -> Iterable[Path]:
+    """What lies in a directory, programs that were built there as well."""
+    for child in _children(place):
+        yield child
+        yield child / "bin"
 
 
 def _conda(prefix: Path) -> Iterable[Path]:

@@ -297,6 +297,19 @@ def test_an_engine_that_speculates_only_restarts() -> None:
     assert code_of(deployment(SPECULATES, residency="restart_only")) is None
 
 
+def test_a_budget_for_tables_that_stay_on_disk_is_refused_whoever_states_either() -> None:
+    budget = {"SGLANG_QWEN4_PLE_FILE_RSS_BUDGET_GB": "64"}
+    free = registered(approved_env=("SGLANG_QWEN4_*",))
+    stated = attrs.evolve(free, profile=attrs.evolve(free.profile, env=budget))
+    code, on_disk = f"engine_env_reserved:{next(iter(budget))}", ("--ple-offload-backend", "file")
+    assert code_of(deployment(extra(*on_disk, env=budget)), free) == code
+    assert code_of(deployment(extra(*on_disk)), stated) == code
+    assert code_of(deployment(), stated) is None
+    assert code_of(deployment({"env": budget}), free) is None
+    assert code_of(deployment(extra(*on_disk)), free) is None
+    assert code_of(deployment(extra(*on_disk, "--ple-offload-backend=cpu", env=budget)), free) is None
+
+
 def test_options_whose_host_memory_nobody_knows_are_refused_when_they_are_written() -> None:
     assert code_of(deployment(extra("--enable-hisparse"))) == "no_safe_estimate"
     assert code_of(deployment(extra("--mm-preprocess-cache-size-mb", "much"))) == "invalid_config"

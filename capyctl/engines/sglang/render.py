@@ -13,7 +13,7 @@ import attrs
 from capyctl.documents.deployment import Deployment
 from capyctl.documents.engine_config import Sglang
 from capyctl.engines.adapter import LaunchFacts
-from capyctl.engines.options import OptionClass, is_option, mentions, normal
+from capyctl.engines.options import OptionClass, is_option, mentions, normal, value_of
 from capyctl.engines.parsers import Choice, Parsers, choices
 from capyctl.engines.python.installation import release
 from capyctl.engines.python.variables import LOOPBACK_ONLY, OFFLINE, UNIFIED
@@ -26,6 +26,7 @@ from capyctl.errors import Refusal, check
 from capyctl.fsm.types import Residency
 from capyctl.units import format_size
 
+TABLE_BUDGET = "SGLANG_QWEN4_PLE_FILE_RSS_BUDGET_GB"
 _GRAPH_BACKENDS_SINCE = (0, 5, 22)
 _STEPS = 10_000  # the fraction has four decimals
 
@@ -195,7 +196,10 @@ def restart_only(document: Deployment, registered: Registered) -> str | None:
 
 
 def check_document(document: Deployment, registered: Registered) -> None:
-    """What SGLang adds to a deployment's rules. Raises: Refusal `invalid_config`, `unsupported`."""
+    """What SGLang adds to a deployment's rules.
+
+    Raises: Refusal `invalid_config`, `unsupported`, `engine_env_reserved:…`.
+    """
     config = document.engine_config
     own, where = config.sglang or Sglang(), f"{document.name}: engine_config"
     for option, field, value in (
@@ -212,12 +216,30 @@ def check_document(document: Deployment, registered: Registered) -> None:
             f"{where}.sglang.tokenizer_workers: is {own.tokenizer_workers}; SGLang checks its keys with one alone",
         )
     agreement.check(document)
+    _check_table_budget(document, registered)
     why = restart_only(document, registered)
     if why is not None and document.residency in ("deep", "host_backed"):
         raise Refusal(
             "unsupported",
             f"{document.name}: residency: {document.residency} beside {why}. Use residency: restart_only",
         )
+
+
+def _check_table_budget(document: Deployment, registered: Registered) -> None:
+    """Refuse a budget of the tables' cache beside tables on disk: what is charged for that cache is fixed."""
+    if value_of(POLICY, document.engine_config.extra_args, "--ple-offload-backend") != "file":
+        return
+    for env, where in (
+        (document.engine_config.env, f"{document.name}: engine_config.env"),
+        (registered.profile.env, f"the profile {registered.name}"),
+    ):
+        for name in env:
+            if name.upper() == TABLE_BUDGET:
+                raise Refusal(
+                    f"engine_env_reserved:{name}",
+                    f"{where}: {name} is owned by CapyCTL beside --ple-offload-backend file, whose cache is charged "
+                    "8 GiB a table. Leave one of them out",
+                )
 
 
 def check_served_name(name: str) -> None:

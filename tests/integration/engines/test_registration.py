@@ -17,7 +17,7 @@ import pytest
 from capyctl.documents.blocks import EngineProfile, LocalEngine
 from capyctl.documents.deployment import parse_deployment
 from capyctl.engines.check import check_deployment
-from capyctl.engines.detect import detect
+from capyctl.engines.detect import detect, holds_one
 from capyctl.engines.engines_file import DOCUMENT_BYTES_MAX, put_profile, read_engines, remove_profile
 from capyctl.engines.families import FAMILIES, family, flag_rows
 from capyctl.engines.llamacpp import installation
@@ -488,6 +488,20 @@ def test_the_known_places_are_looked_at_and_nothing_is_executed(tmp_path: Path) 
     assert all(row.custom and row.engine == "llamacpp" for row in rows.values())
     assert not list(tmp_path.rglob("executed"))
     assert all(locate(Path(path)) for path in found)
+
+
+def test_a_given_place_may_hold_installations_of_several(tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    first = make_environment(shelf / "one", "2026.10.1")
+    conda = make_environment(tmp_path / "conda" / "envs" / "two", "2026.10.2")
+    built = binary(tmp_path / "llama.cpp" / "build" / "bin", "true")
+    (shelf / "link").symlink_to(conda)
+    make_environment(shelf / "deep" / "er" / "three", "2026.10.3")
+    given = [shelf, tmp_path / "conda", tmp_path / "llama.cpp"]
+    rows = detect({"HOME": str(tmp_path / "home"), "PATH": ""}, given)
+    assert {row.path for row in rows if row.path.startswith(str(tmp_path))} == {str(first), str(conda), str(built)}
+    assert all(holds_one(place) for place in given)
+    assert not holds_one(tmp_path / "home")
 
 
 def test_links_out_of_a_scanned_place_and_hostile_names_are_ignored(tmp_path: Path) -> None:
