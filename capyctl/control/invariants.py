@@ -32,6 +32,7 @@ from capyctl.fsm.types import (
     StopKind,
 )
 from capyctl.ledger.asks import PEAKS
+from capyctl.ledger.placement import Tries, candidates
 from capyctl.ledger.types import DomainPolicy, Plan, peak
 
 StateClaim = Callable[[Book], bool]
@@ -421,6 +422,16 @@ def idx_emptying(book: Book) -> bool:
     return book.emptying == {host for host, row in book.hosts.items() if row.draining}
 
 
+def idx_steps(book: Book) -> bool:
+    """The starts that are kept stand as their ledger's sums order them."""
+    return all(_stands(one.tries) for one in book.steps.values())
+
+
+def _stands(tries: Tries) -> bool:
+    seats = [seat for _, _, seat in tries.seated]
+    return candidates(tries.ledger, tries.owner, seats, strategy=tries.strategy).seated == tries.seated
+
+
 def idx_turns(book: Book) -> bool:
     """What is kept of who gives way first on a host is not after anybody's turn there."""
     return all(
@@ -553,6 +564,7 @@ STATE: tuple[StateClaim, ...] = (
     idx_busy,
     idx_places,
     idx_emptying,
+    idx_steps,
     idx_turns,
     idx_deployments,
     idx_drains,

@@ -364,7 +364,7 @@ def _grounds(book: Book, tries: placement.Tries) -> tuple[object, ...]:
 
     Where what is charged leaves no room, no sample can change that.
     """
-    return (tries, *(book.seen.get(seat.host) for seat in tries.may_fit))
+    return (tries.seated, *(book.seen.get(seat.host) for seat in tries.may_fit))
 
 
 def may_take(book: Book, lane: Lane, host: HostId) -> bool:

@@ -1,13 +1,15 @@
 """The steps that would let an instance serve: its wake where it is parked, else a start on each host that may take it.
 
 Of a start that waits for room they are kept, since among many hosts they cost more than anything that is decided by
-them: they are the very same object while nothing that they rest on is another.
+them, and looked at again only where something was charged or released since.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+
+import attrs
 
 from capyctl.control.book import Book, Steps
 from capyctl.control.records import InstanceRow
@@ -32,9 +34,11 @@ def starts(book: Book, lane: Lane, hosts: Sequence[HostId]) -> placement.Tries:
     if row.wish is not None and row.wish.host is not None:
         hosts = [host for host in hosts if host == row.wish.host]
     running = _running(book, lane)
-    rests_on = (book.ledger, spec, plans, row.plan)
+    rests_on, at = (book.ledger.hosts, spec, plans, row.plan), (hosts, running, row.last_host)
     known = book.steps.get(lane)
-    if known is not None and same(known.rests_on, rests_on) and known.at == (hosts, running, row.last_host):
+    if known is not None and same(known.rests_on, rests_on) and known.at == at:
+        if known.tries.ledger is not book.ledger:
+            book.steps[lane] = known = attrs.evolve(known, tries=known.tries.renewed(book.ledger))
         return known.tries
     tries = placement.candidates(
         book.ledger,
@@ -43,7 +47,7 @@ def starts(book: Book, lane: Lane, hosts: Sequence[HostId]) -> placement.Tries:
         strategy=spec.strategy,
         max_per_host=spec.max_per_host,
     )
-    book.steps[lane] = Steps(tries=tries, rests_on=rests_on, at=(hosts, running, row.last_host))
+    book.steps[lane] = Steps(tries=tries, rests_on=rests_on, at=at)
     return tries
 
 

@@ -49,6 +49,9 @@ class Seat:
     previous: bool = False  # it ran here last
 
 
+Seated = tuple[tuple[int, int, int, str], int, Seat]
+"""A seat in its place: its rank, what `most_left` says of it, itself."""
+
 HOSTS_TOLD = 4  # that one message names; `details` has all of them
 
 
@@ -153,38 +156,45 @@ class Spot:
 
 @attrs.frozen
 class Tries(Sequence[Ask]):
-    """The starts to try, best first, made as they are looked at: of a large fleet most never are.
-
-    `left`: what `most_left` says of each seat.
-    """
+    """The starts to try, best first, made as they are looked at: of a large fleet most never are."""
 
     ledger: Ledger
     owner: str
-    seats: tuple[Seat, ...]
-    left: tuple[int, ...]
+    strategy: Strategy
+    seated: tuple[Seated, ...]
 
     def at(self, place: int) -> Tries:
         """Those on one of the seats."""
-        return Tries(self.ledger, self.owner, (self.seats[place],), (self.left[place],))
+        return Tries(self.ledger, self.owner, self.strategy, (self.seated[place],))
+
+    def renewed(self, ledger: Ledger) -> Tries:
+        """The same starts by a later ledger, whose hosts have the same limits: seats where nothing was written stay.
+
+        `seated` is the very same where nothing was written on any of the hosts.
+        """
+        check(ledger.hosts is self.ledger.hosts, "other limits may allow other cards")
+        was, now, seated = self.ledger.shelves, ledger.shelves, list(self.seated)
+        for place, (_, _, seat) in enumerate(self.seated):
+            if now.get(seat.host) is not was.get(seat.host):
+                seated[place] = _ranked(seat, _known_left(ledger, seat), self.strategy)
+        if all(map(operator.is_, seated, self.seated)):
+            return attrs.evolve(self, ledger=ledger)
+        return attrs.evolve(self, ledger=ledger, seated=tuple(sorted(seated, key=_RANK)))
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:
         """Their hosts, in their order."""
-        return tuple(seat.host for seat in self.seats)
-
-    def seated(self) -> Iterator[tuple[Seat, int]]:
-        """The seats, each with what is left on it."""
-        return zip(self.seats, self.left, strict=True)
+        return tuple(seat.host for _, _, seat in self.seated)
 
     @cached_property
     def may_fit(self) -> tuple[Seat, ...]:
         """The seats where what is charged leaves room, now or perhaps once everybody there is loaded."""
         shelf = self.ledger.shelf
-        return tuple(seat for seat, left in self.seated() if left >= 0 or left + shelf(seat.host).given_back >= 0)
+        return tuple(seat for _, left, seat in self.seated if left >= 0 or left + shelf(seat.host).given_back >= 0)
 
     def spots(self) -> Iterator[Spot]:
         """The ways to start, host by host."""
-        for seat in self.seats:
+        for _, _, seat in self.seated:
             yield from spots_of(self.ledger, seat)
 
     def ask(self, spot: Spot) -> Ask:
@@ -209,7 +219,7 @@ class Tries(Sequence[Ask]):
         return sum(1 for _ in self.spots())
 
     def __bool__(self) -> bool:
-        return bool(self.seats)
+        return bool(self.seated)
 
 
 def candidates(
@@ -225,14 +235,14 @@ def candidates(
     Seats at `max_per_host`, hosts without limits, and hosts that have too few equal cards are left out. Nothing is
     judged here but by sums that are known.
     """
-    ranked = []
+    seated = []
     for seat in seats:
         if has_a_place(seat, max_per_host) and seat.host in ledger.hosts:
             left = most_left(ledger, seat)
             if left is not None:
-                ranked.append((_rank(seat, left, strategy), left, seat))
-    ranked.sort(key=operator.itemgetter(0))
-    return Tries(ledger, owner, tuple(seat for *_, seat in ranked), tuple(left for _, left, _ in ranked))
+                seated.append(_ranked(seat, left, strategy))
+    seated.sort(key=_RANK)
+    return Tries(ledger, owner, strategy, tuple(seated))
 
 
 def has_a_place(seat: Seat, max_per_host: int | None) -> bool:
@@ -310,10 +320,19 @@ def asks_at(asks: Tries | Sequence[Ask], place: int, host: HostId) -> Iterable[A
 # --- order ----------------------------------------------------------------------------------------
 
 
-def _rank(seat: Seat, left_bytes: int, strategy: Strategy) -> tuple[int, int, int, str]:
+_RANK = operator.itemgetter(0)
+
+
+def _ranked(seat: Seat, left_bytes: int, strategy: Strategy) -> Seated:
     """Where a stopped instance ran, then the strategy's two rules, then the host's id."""
     counted = (seat.instances, -left_bytes) if strategy is Strategy.SPREAD else (-seat.instances, left_bytes)
-    return (0 if seat.previous else 1, *counted, seat.host)
+    return ((0 if seat.previous else 1, *counted, seat.host), left_bytes, seat)
+
+
+def _known_left(ledger: Ledger, seat: Seat) -> int:
+    left = most_left(ledger, seat)
+    assert left is not None  # it was not when it was seated, and its cards are the same
+    return left
 
 
 def most_left(ledger: Ledger, seat: Seat) -> int | None:

@@ -236,7 +236,7 @@ def _in_turn(ledger: Ledger, asks: Sequence[Ask], crowd: Crowd) -> Iterator[tupl
         yield from ((ASKS_NOBODY, place, host) for place, host in enumerate(hosts_of(asks)))
         return
     turns = []
-    for place, (seat, left) in enumerate(asks.seated()):
+    for place, (_, left, seat) in enumerate(asks.seated):
         least = ASKS_NOBODY
         if left < 0:
             first, fewest = crowd.first(seat.host), fewest_on(ledger, seat, left)

@@ -14,7 +14,7 @@ from world_values import RAM, VLLM, Model, gib
 from capyctl.control import events as e
 from capyctl.control import invariants as inv
 from capyctl.control import orders as o
-from capyctl.control import parking_claims
+from capyctl.control import parking_claims, steps
 from capyctl.control import transitions as tr
 from capyctl.control.book import Book
 from capyctl.control.changes import Before, Change, remember
@@ -115,6 +115,12 @@ def two_starts(book: Book, a: Lane, b: Lane) -> None:
     book.open_operations[b.deployment][OperationId("x")] = None
 
 
+def steps_of_yesterday(book: Book, lane: Lane) -> None:
+    known, host = book.steps[lane], next(iter(book.hosts))
+    seated = (((1, 0, -1, host), 1, steps.seat(book, lane, host)),)  # there is more room
+    book.steps[lane] = attrs.evolve(known, tries=attrs.evolve(known.tries, seated=seated))
+
+
 def room_that_nobody_wants(book: Book, a: Lane, b: Lane) -> None:
     (identity,) = book.active_switches.values()
     book.switches[identity] = attrs.evolve(book.switches[identity], phase=switch.Phase.ACTIVATING)
@@ -212,6 +218,7 @@ BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.idx_traffic, lambda k, a, b: k.running_on.clear()),
     (inv.idx_traffic, lambda k, a, b: setattr(k.traffic, "waiting_bytes", 1)),
     (inv.idx_emptying, lambda k, a, b: k.emptying.update(k.hosts)),
+    (inv.idx_steps, lambda k, a, b: steps_of_yesterday(k, b)),
     (inv.idx_turns, lambda k, a, b: [k.first_turns.update({h: (k.ledger.shelf(h), None)}) for h in k.ledger.hosts]),
     (inv.idx_due, lambda k, a, b: k.due.past(Millis(10**12))),
 )

@@ -162,6 +162,22 @@ def asked(rng: random.Random, ledger: Ledger) -> list[Candidate]:
     ]
 
 
+@given(SEEDS, st.sampled_from(Strategy))
+@settings(max_examples=150)
+def test_what_is_looked_at_again_after_a_write_stands_as_if_all_were_looked_at(seed, strategy):
+    rng = random.Random(seed)
+    ledger, need = fleet(rng), rng.choice(NEEDS)
+    seats = seats_of(rng, ledger, plan(need, need, domain=Domain("gpu0"), ram=2, device="gpu0"))
+    kept = candidates(ledger, owner("t"), seats, strategy=strategy)
+    for name, _ in list(ledger.rows()):
+        after = ledger.assuming(name, None) if rng.random() < 0.5 else ledger
+        assert kept.renewed(after) == candidates(after, owner("t"), seats, strategy=strategy)
+        assert (kept.renewed(after).seated is kept.seated) == all(
+            after.shelf(seat.host) is kept.ledger.shelf(seat.host) for _, _, seat in kept.seated
+        )
+        ledger, kept = after, kept.renewed(after)
+
+
 FIRST = (0, Millis(0), "")  # a turn before everybody's: what is kept of a host may be too early, never too late
 
 
