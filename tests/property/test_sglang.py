@@ -307,7 +307,7 @@ def test_a_budget_for_tables_that_stay_on_disk_is_refused_whoever_states_either(
     assert code_of(deployment(), stated) is None
     assert code_of(deployment({"env": budget}), free) is None
     assert code_of(deployment(extra(*on_disk)), free) is None
-    assert code_of(deployment(extra(*on_disk, "--ple-offload-backend=cpu", env=budget)), free) is None
+    assert code_of(deployment(extra("--ple-offload-backend", "cpu", env=budget)), free) is None
 
 
 def test_options_whose_host_memory_nobody_knows_are_refused_when_they_are_written() -> None:
