@@ -14,11 +14,12 @@ from world_values import RAM, VLLM, Model, gib
 from capyctl.control import events as e
 from capyctl.control import invariants as inv
 from capyctl.control import orders as o
-from capyctl.control import parking_claims, steps
+from capyctl.control import parking_claims
 from capyctl.control import transitions as tr
 from capyctl.control.book import Book
 from capyctl.control.changes import Before, Change, remember
 from capyctl.control.records import Record, Wish
+from capyctl.control.steps import seat
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import gate, operation, switch
 from capyctl.fsm.proofs import Back, Canary, SameEngine, Usable
@@ -117,7 +118,7 @@ def two_starts(book: Book, a: Lane, b: Lane) -> None:
 
 def steps_of_yesterday(book: Book, lane: Lane) -> None:
     known, host = book.steps[lane], next(iter(book.hosts))
-    seated = (((1, 0, -1, host), 1, steps.seat(book, lane, host)),)  # there is more room
+    seated = (((1, 0, -1, host), 1, seat(book, lane, host)),)  # there is more room
     book.steps[lane] = attrs.evolve(known, tries=attrs.evolve(known.tries, seated=seated))
 
 
