@@ -303,13 +303,10 @@ class Ingress:
                 broken = error
             status, content_type = await connection.head()
         except WireBroken as error:
+            unread = pooled and not connection.answered and await self._left_unread(endpoint, connection, acked)
             endpoint.busy.discard(connection)
-            if connection.reset:
-                unaccepted = endpoint.resets_unread
-            else:
-                unaccepted = acked is not None and connection.acked_bytes() == acked
             connection.close()
-            if pooled and unaccepted and not connection.answered:
+            if unread:
                 return None
             raise UpstreamBroken(str(broken or error)) from error
         except trio.Cancelled:
@@ -322,6 +319,12 @@ class Ingress:
                 self._abandon(endpoint, connection, request)
             raise
         return Relay(status, content_type, connection, endpoint, self, request)
+
+    async def _left_unread(self, endpoint: Endpoint, connection: Wire, acked: int | None) -> bool:
+        """Whether an engine that ended a connection without an answer provably never read the request on it."""
+        if endpoint.resets_unread and await connection.vanished():
+            return True
+        return not connection.reset and acked is not None and connection.acked_bytes() == acked
 
     def _finished(self, endpoint: Endpoint, connection: Wire, request: RequestId) -> None:
         endpoint.busy.discard(connection)

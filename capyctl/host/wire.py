@@ -19,7 +19,10 @@ from capyctl.host.ports import LOOPBACK
 
 READ_BYTES = 1 << 16
 HEAD_BYTES = 1 << 16
+RESET_BEHIND_S = 0.05  # between a shutdown and the close right after it, on a machine that is busy
+RESET_LOOKS = 20
 _TCP_INFO_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info
+_TCP_CLOSE = 7
 
 
 class WireBroken(Exception):
@@ -139,6 +142,26 @@ class Wire:
     def _note_reset(self, error: Exception) -> None:
         # A socket that had received the engine's FIN before the reset says EPIPE instead.
         self.reset = self.reset or getattr(error.__cause__, "errno", None) != errno.EPIPE
+
+    async def vanished(self) -> bool:
+        """Whether the engine's end went with a reset, be it one behind an orderly end.
+
+        A program that shuts a connection down and closes it with bytes unread sends both. Who reads then finds the
+        end alone, and only the state of the socket tells of the reset, which may be a moment behind.
+        """
+        with trio.move_on_after(RESET_BEHIND_S, shield=True):
+            for _ in range(RESET_LOOKS):
+                if self.reset or self._state() in (_TCP_CLOSE, None):
+                    break
+                await trio.sleep(RESET_BEHIND_S / RESET_LOOKS)
+        return self.reset or self._state() == _TCP_CLOSE
+
+    def _state(self) -> int | None:
+        """The kernel's state of the connection; None where it cannot be told, or we have closed it."""
+        try:
+            return self.stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except (OSError, ValueError):
+            return None
 
     def acked_bytes(self) -> int | None:
         """How many bytes the engine's kernel has ever acknowledged; None where it cannot be told.

@@ -201,9 +201,10 @@ async def test_a_request_that_the_engine_read_is_never_sent_twice() -> None:
         assert ingress.in_flight(incarnation()) == 0
 
 
+@pytest.mark.parametrize("shuts_down", [True, False])
 @pytest.mark.parametrize("before_its_bytes", [True, False])
 async def test_one_that_resets_what_it_never_read_costs_a_new_connection_where_that_is_its_way(
-    before_its_bytes: bool, monkeypatch: pytest.MonkeyPatch
+    before_its_bytes: bool, shuts_down: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same race, a moment later: the request lies unread in the engine when its idle limit closes the socket."""
     monkeypatch.setattr("capyctl.host.wire.Wire.stale", lambda wire: False)
@@ -213,6 +214,8 @@ async def test_one_that_resets_what_it_never_read_costs_a_new_connection_where_t
         await stream.send_all(OK)
         if not before_its_bytes:
             await stream.socket.recv(1, socket.MSG_PEEK)
+        if shuts_down:  # its end comes first, and hides the reset that follows
+            stream.socket.shutdown(socket.SHUT_RDWR)
         stream.socket.close()
 
     async with engine(closes_unread) as there, running(there.port) as ingress:
@@ -320,12 +323,12 @@ async def test_an_abandoned_request_half_closes_and_tells_of_the_engines_eof() -
         exchange.abandon(RequestId("r7"))
         await exchange.aclose()
         assert (ingress.in_flight(incarnation()), ingress.abandoned(incarnation())) == (1, 1)
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while not ended:
                 await trio.sleep(0.01)
         ((request, half_closed_at_ms, eof_at_ms),) = ended
         assert request == "r7"
-        assert 90 <= eof_at_ms - half_closed_at_ms < 1_000
+        assert eof_at_ms - half_closed_at_ms >= 90
         assert ingress.in_flight(incarnation()) == 0
 
 
@@ -340,23 +343,26 @@ async def test_without_an_eof_nothing_is_claimed() -> None:
         ingress.eof_limit_s = 0.1
         exchange = await ingress.open(incarnation(), CHAT, b"{}", Ticket())
         exchange.abandon(RequestId("r"))
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while ingress.in_flight(incarnation()):
                 await trio.sleep(0.01)
         assert ended == []
 
 
 async def test_cancelling_the_wait_for_the_head_abandons_the_request() -> None:
+    scope = trio.CancelScope()
+
     async def slow(stream: trio.SocketStream, seen: list[bytes]) -> None:
         seen.append(await one_request(stream))
+        scope.cancel()
         assert await stream.receive_some() == b""
 
     ended: list[tuple[RequestId, Millis, Millis]] = []
     async with engine(slow) as there, running(there.port, ended) as ingress:
-        with trio.move_on_after(0.05) as scope:
+        with scope:
             await ingress.open(incarnation(), CHAT, b"{}", Ticket(RequestId("slow")))
         assert scope.cancelled_caught
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while not ended:
                 await trio.sleep(0.01)
         assert ended[0][0] == "slow"
@@ -366,7 +372,7 @@ async def stay_of(ingress: Ingress) -> Stay:
     """What became of the one named request, once that is known."""
     stay = ingress.stay(incarnation(), R1)
     assert stay is not None
-    with trio.fail_after(2):
+    with trio.fail_after(30):
         await stay.settled.wait()
     return stay
 
@@ -407,7 +413,7 @@ async def test_a_named_request_that_nobody_asks_the_engine_to_end_is_let_go_of(m
     async with engine(endless) as there, running(there.port, ended) as ingress:
         (await ingress.open(incarnation(), CHAT, b"{}", Ticket(), named=True)).abandon(R1)
         assert (await stay_of(ingress)).stage is Stage.LOST
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while not ended:
                 await trio.sleep(0.01)
         assert ended[0][0] == R1
