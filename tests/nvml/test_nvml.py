@@ -172,11 +172,14 @@ def test_faults_are_answered_by_the_calls_that_they_are_about(state: Path) -> No
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetComputeRunningProcesses(first())
         cards.hang(0.2, 1)
-        began = time.monotonic()
-        first()
-        quick = time.monotonic() - began
-        pynvml.nvmlDeviceGetHandleByIndex(1)
-        assert time.monotonic() - began - quick >= 0.2 > quick
+
+        def took(index: int) -> float:
+            began = time.monotonic()
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+            return time.monotonic() - began
+
+        assert took(1) >= 0.2
+        assert min(took(0) for _ in range(5)) < 0.2
 
 
 def test_a_gpu_without_memory_of_its_own_has_none_to_report(state: Path) -> None:

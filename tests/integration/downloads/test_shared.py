@@ -75,7 +75,7 @@ def made(slow: Slow, **more: float) -> Downloads:
 
 
 async def until(holds: object) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while not holds():  # type: ignore[operator]
             await trio.sleep(0.005)
 

@@ -122,7 +122,7 @@ def facts(tiny_model: Path, tmp_path: Path, free_port: int) -> Facts:
 
 
 async def until_loaded(adapter: LlamacppAdapter, client: Any, engine: Engine) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(30):
         while True:
             assert engine.process.poll() is None, engine.log
             try:

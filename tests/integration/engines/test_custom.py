@@ -270,7 +270,7 @@ async def started(adapter: CustomAdapter, facts: LaunchFacts) -> AsyncIterator[L
         )
     client = LoopbackClient(port=facts.port, key=facts.key)
     try:
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while process.poll() is None:
                 with contextlib.suppress(ConnectionError):
                     if await adapter.loaded(client):

@@ -99,7 +99,7 @@ async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[Running]:
         )
     client = LoopbackClient(port=facts.port, key=facts.key, admin_key=facts.admin_key)
     try:
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while process.poll() is None:
                 with contextlib.suppress(ConnectionError):
                     if await bench.adapter.loaded(client):
@@ -298,7 +298,7 @@ async def test_a_request_is_ended_by_its_id_and_loads_say_so(bench: Bench) -> No
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await running.client.post("/v1/chat/completions", json.dumps(body).encode(), 20)
 
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 while (await bench.adapter.gauges(running.client))[0] == 0:

@@ -320,7 +320,7 @@ async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[LoopbackCli
         )
     client = LoopbackClient(port=facts.port, key=facts.key)
     try:
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while process.poll() is None:
                 with contextlib.suppress(ConnectionError):
                     if await bench.adapter.loaded(client):

@@ -106,7 +106,7 @@ async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[Running]:
         )
     client = LoopbackClient(port=facts.port, key=facts.key, admin_key=facts.admin_key)
     try:
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while process.poll() is None:
                 with contextlib.suppress(ConnectionError):
                     if await bench.adapter.loaded(client):

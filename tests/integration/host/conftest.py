@@ -66,7 +66,7 @@ class Running:
 
     async def report(self, kind: type[Report], of: Incarnation | None = None) -> Report:
         """The next report of a kind, waited for."""
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while True:
                 for report in self.reports:
                     if isinstance(report, kind) and (of is None or getattr(report, "incarnation", of) == of):

@@ -105,7 +105,7 @@ async def test_the_log_has_the_engines_words_without_its_key(host: Host, model: 
 
 async def test_an_engine_that_dies_early_fails_at_once_with_its_last_words(host: Host, model: Path) -> None:
     async with host() as running:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             result = await running.agent.handle(launch(model, mode="die", limit_s=60))
         assert isinstance(result, m.LaunchRefused)
         assert (result.code, result.transient) == ("launch_failed", False)
@@ -360,7 +360,7 @@ async def test_an_engine_that_died_while_nobody_watched_is_told_at_the_next_star
     async with host() as running:
         result = await launched(running, model)
     os.kill(result.processes[0].pid, signal.SIGKILL)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while identity.presence(result.processes[0]) is not Presence.GONE:
             await trio.sleep(0.01)
     async with host() as running:
@@ -402,7 +402,7 @@ async def test_a_stop_accepted_before_a_crash_is_done_after_it(host: Host, model
     await journal.accept(stop, Millis(1))
     await journal.close()
     async with host() as running:
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while identity.presence(result.processes[0]) is not Presence.GONE:
                 await trio.sleep(0.01)
         answer = await running.agent.handle(stop)
@@ -431,7 +431,7 @@ async def test_no_process_of_an_ended_launch_stays_a_zombie(host: Host, model: P
     async with host() as running:
         await launched(running, model, mode="family")
         await stopped(running, incarnation())
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while zombies() - before:
                 await trio.sleep(0.02)
 
@@ -489,7 +489,7 @@ async def test_an_engine_that_is_stopped_is_told_of_and_a_stop_does_not_wait_for
         watched = running.agent._custody.engines[incarnation()]
         watched.client = attrs.evolve(watched.client, limit_s=0.3)
         os.kill(engine.processes[0].pid, signal.SIGSTOP)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             news = await running.report(m.EngineSilent)
             assert isinstance(news, m.EngineSilent)
             assert news.incarnation == incarnation()

@@ -262,15 +262,15 @@ async def test_a_driver_that_hangs_holds_up_nothing(state: Path, monkeypatch: py
     async with looking(observer):
         with engine() as one:
             cards.hold(0, one.pid, 2 * GIB)
-            cards.hang(0.8)
-            with trio.fail_after(0.7):
+            cards.hang(2)
+            with trio.fail_after(1.9):
                 while GPU0 in await observer.sample({}):
                     await trio.sleep(0.02)
                 assert SYSTEM in await observer.sample({"a": (one,)})
                 held = await observer.held((one,))
                 assert set(held.bytes) == {SYSTEM}
             cards.hang(None)
-            with trio.fail_after(3):
+            with trio.fail_after(30):
                 while GPU0 not in (seen := await observer.sample({"a": (one,)})):
                     await trio.sleep(0.02)
                 assert seen[GPU0].residents == {"a": 2 * GIB}

@@ -25,7 +25,7 @@ KEY = "lk_4Zt9c1Qm"
 
 async def finished(writer: logs.Writer) -> None:
     os.close(writer.output)
-    with trio.fail_after(20):
+    with trio.fail_after(30):
         await identity.wait_gone(writer.identity)
 
 
@@ -173,7 +173,7 @@ def test_the_writer_survives_its_starter_and_every_signal_of_a_stop(tmp_path: Pa
         os.kill(writer.pid, number)
 
     async def wait() -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await identity.wait_gone(writer)
 
     trio.run(wait)

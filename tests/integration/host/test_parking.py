@@ -139,7 +139,7 @@ async def test_an_engine_that_answers_somebody_is_not_asked(host, model, diary) 
         assert (busy.code, told(diary)) == ("not_quiescent", [])
         assert await exchange.receive_some()  # nothing was cut for it
         exchange.abandon(RequestId("r1"))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while not await served(running):
                 await trio.sleep(0.05)
         await stopped(running, incarnation())
@@ -174,7 +174,7 @@ async def test_a_daemon_that_ends_between_the_journal_and_the_answer_never_asks_
         command = release(engine.processes, limit_ms=90_000)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.agent.handle, command)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 while not told(diary):
                     await trio.sleep(0.02)
             nursery.cancel_scope.cancel()
@@ -371,7 +371,7 @@ async def test_an_engine_that_does_not_end_it_acknowledges_nothing_and_then_sees
         result = await running.agent.handle(ABORT)
         assert isinstance(result, m.Refused)
         assert (result.code, told(diary)) == ("engine_error", ["abort r7"])
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while not running.ended:
                 await trio.sleep(0.01)
         assert running.ended[0][0] == "r7"
@@ -432,12 +432,12 @@ async def test_shared_memory_is_seen_when_it_is_made_not_when_the_next_look_is_d
             results.append(await running.agent.handle(launch(model, diary=str(diary), fault="shm_told")))
 
         nursery.start_soon(start)
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while not (made := await segments_of(running)):
                 await trio.sleep(0.02)
         assert all(Path(one.path).exists() for one in made)
         diary.with_suffix(".exit").touch()
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             while not results:
                 await trio.sleep(0.02)
         assert isinstance(results[0], m.LaunchRefused)
@@ -513,7 +513,7 @@ async def test_an_engine_that_opened_a_door_while_no_role_ran_is_never_served(ho
     async with host() as running:
         engine = await loaded(running, model, diary, fault="door_told")
     diary.with_suffix(".door").touch()
-    with trio.fail_after(20):
+    with trio.fail_after(30):
         while "door" not in told(diary):
             await trio.sleep(0.02)
     monkeypatch.setattr(custody, "OVERSEE_S", 600.0)

@@ -20,7 +20,7 @@ async def test_a_compiler_in_the_engines_group_is_seen_while_it_runs(tmp_path: P
         try:
             leader = identity.identify(engine.pid)
             assert leader is not None
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 while not peaks.builds(identity.group_members(leader)):
                     await trio.sleep(0.01)
                 (child,) = [one for one in identity.group_members(leader) if one.pid != engine.pid]

@@ -135,7 +135,7 @@ async def test_the_exit_of_a_child_is_told_with_its_status_and_an_adopted_ones_w
     orphan = named(pid)
     parent.wait()
     parent.stdout.close()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await identity.wait_gone(orphan)
     assert identity.presence(orphan) is Presence.GONE
 
@@ -152,7 +152,7 @@ async def test_a_gated_process_becomes_the_engine_with_the_same_identity(tmp_pat
         "sorted(int(f) for f in os.listdir('/proc/self/fd'))[:4], signal.getsignal(signal.SIGPIPE)==signal.SIG_DFL)"
     )
     await gated.open(["/usr/bin/env", "-S", sys.executable, "-IS", "-c", program], {"A": "1"})
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         await identity.wait_gone(gated.process)
     text = (tmp_path / "out").read_text()
     assert text.startswith("[('A', '1')") or "('A', '1')" in text
@@ -171,7 +171,7 @@ async def test_the_identity_survives_the_exec(sink: int) -> None:
 async def test_a_gate_that_closes_ends_the_process_before_it_was_anything(sink: int) -> None:
     gated = process.spawn_gated(sink)
     gated.close()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         assert await identity.wait_gone(gated.process) == 125
 
 
@@ -179,7 +179,7 @@ async def test_an_exec_that_fails_says_why(sink: int) -> None:
     gated = process.spawn_gated(sink)
     with pytest.raises(Failure, match="/no/such/engine cannot be executed: No such file"):
         await gated.open(["/no/such/engine"], {})
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         assert await identity.wait_gone(gated.process) == 126
 
 

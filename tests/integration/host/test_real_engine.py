@@ -165,19 +165,19 @@ async def test_a_real_engine_lives_its_whole_life(tmp_path: Path, smol: str) -> 
             text += piece
         await exchange.aclose()
         assert text.endswith(b"data: [DONE]\n\n")
-        assert await idle_after(running, 3_000) == "idle"
+        assert await idle_after(running, 20_000) == "idle"
 
         # Given up before its first output, not streamed: the engine's EOF, then an idle reading (P-CLOSED).
         with trio.move_on_after(0.4):
             await running.ingress.open(incarnation(), CHAT, body(900, False), Ticket(RequestId("given-up")))
         assert running.ingress.abandoned(incarnation()) == 1
-        with trio.fail_after(6):
+        with trio.fail_after(30):
             while not running.ended:
                 await trio.sleep(0.02)
         ((request, half_closed_at_ms, eof_at_ms),) = running.ended
         print(f"EOF {eof_at_ms - half_closed_at_ms} ms after the half-close")
         assert request == "given-up"
-        assert await idle_after(running, 3_000) == "idle"
+        assert await idle_after(running, 20_000) == "idle"
         seen = await running.report(m.LoadReport)
         assert seen.kv_usage_ppm is not None
 

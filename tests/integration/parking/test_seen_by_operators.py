@@ -12,9 +12,9 @@ from tests.nvml.card import GIB
 
 from .machine import PORTS, ParkMachine, park_machine
 
-IDLE = ("server.lifecycle_defaults.ready_idle_timeout=2s", "server.lifecycle_defaults.parked_idle_timeout=5s")
+IDLE = ("server.lifecycle_defaults.ready_idle_timeout=2s", "server.lifecycle_defaults.parked_idle_timeout=8s")
 IDLE += ("host.resource_policy.queue.admission_window=100ms",)
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 
 
 def reached(here: ParkMachine, name: str, state: str) -> dict[str, Any]:

@@ -217,7 +217,7 @@ class Role:
 
     async def settled(self, identity: str, fits: Any) -> dict[str, Any]:
         """The deployment's view once it fits."""
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while True:
                 _, view = await self.ask("GET", f"/deployments/{identity}")
                 if fits(view):
@@ -318,7 +318,7 @@ async def http(
     if body is not None:
         given = [*given, ("Content-Length", str(len(body)))]
     connection = h11.Connection(h11.CLIENT)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             sent = connection.send(h11.Request(method=method, target=path, headers=given))
             sent += connection.send(h11.Data(data=body)) if body else b""

@@ -36,7 +36,7 @@ async def ask(path: Path, raw: bytes) -> dict:
         await stream.send_all(raw)
         await stream.send_eof()
         received = b""
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while piece := await stream.receive_some():
                 received += piece
     return json.loads(received)

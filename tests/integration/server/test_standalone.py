@@ -44,7 +44,7 @@ class Start:
     def said(self) -> str:
         return self.errors.read_text()
 
-    def until(self, pattern: str, limit_s: float = 20.0) -> re.Match[str]:
+    def until(self, pattern: str, limit_s: float = 60.0) -> re.Match[str]:
         """Wait until stderr holds `pattern`, or fail with what it held instead."""
         ends = time.monotonic() + limit_s
         while time.monotonic() < ends:
@@ -55,7 +55,7 @@ class Start:
             time.sleep(0.02)
         pytest.fail(f"never said {pattern!r}; exit {self.process.poll()}:\n{self.said[-3000:]}")
 
-    def ended(self, limit_s: float = 15.0) -> int:
+    def ended(self, limit_s: float = 60.0) -> int:
         return self.process.wait(limit_s)
 
 
@@ -155,7 +155,7 @@ class Home:
         return self.until(receipt["deployment_id"], "ready")
 
     def until(self, identity: str, state: str) -> str:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 90
         view: Any = None
         while time.monotonic() < ends:
             _, view = self.manage("GET", f"/deployments/{identity}")
@@ -502,7 +502,7 @@ def test_a_model_is_deployed_answers_and_survives_the_role_being_killed_and_stop
         f"/deployments/{identity}/actions",
         {"expected_revision": 1, "action": "delete", "stop": True, "deadline_ms": int(time.time() * 1000) + 60_000},
     )
-    ends = time.monotonic() + 15
+    ends = time.monotonic() + 60
     while home.manage("GET", f"/deployments/{identity}")[0] != 404:
         assert time.monotonic() < ends
         time.sleep(0.05)
@@ -530,13 +530,16 @@ def test_a_stopping_role_lets_answers_finish_and_a_second_signal_cuts_them(home)
     )
     start = home.start()
     stream = open_stream(home, inference_of(start), max_tokens=900)
-    start.process.send_signal(signal.SIGTERM)
-    start.until("role.stopping")
-    began = time.monotonic()
-    start.process.send_signal(signal.SIGTERM)
-    rest = stream.makefile("rb").read()
-    assert start.ended() == 0
-    assert time.monotonic() - began < 6
+    (engine,) = home.engines()
+    os.kill(engine, signal.SIGSTOP)  # its answer does not end, however quick it is
+    try:
+        start.process.send_signal(signal.SIGTERM)
+        start.until("role.stopping")
+        start.process.send_signal(signal.SIGTERM)
+        rest = stream.makefile("rb").read()
+        assert start.ended() == 0
+    finally:
+        os.kill(engine, signal.SIGCONT)
     assert b"[DONE]" not in rest
     assert b"unavailable" in rest
     assert len(home.engines()) == 1
@@ -567,7 +570,7 @@ def open_stream(home: Home, address: str, **fields: Any) -> socket.socket:
     stream.sendall(head.encode() + body)
     received = b""
     while b"data: " not in received:
-        piece = stream.recv(65536)
+        piece = stream.recv(64)  # the others stay for whoever reads the rest, however late this comes
         assert piece, received
         received += piece
     return stream
@@ -580,7 +583,7 @@ def test_a_role_killed_while_an_engine_loads_ends_with_one_engine_and_no_stray(h
     start = home.start()
     config = {"name": "smol", "engine": "llamacpp", "model": "smol", "engine_config": {"context_length": 1024}}
     _, receipt = home.manage("POST", "/deployments", {"config": config, "activate": True})
-    ends = time.monotonic() + 15
+    ends = time.monotonic() + 60
     while not home.engines():
         assert time.monotonic() < ends
         time.sleep(0.005)

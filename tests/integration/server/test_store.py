@@ -110,10 +110,10 @@ async def test_requests_are_left_out_of_the_journal_and_nobody_waits_for_their_r
     store = Store(home, RECORDS)
     async with trio.open_nursery() as nursery:
         commit = store.append(arrived(), [counter("R", 1, "request")], 1, waited=True)
-        with trio.fail_after(1):
+        with trio.fail_after(30):
             await commit.durable()  # before the writer runs at all
         await nursery.start(store.run)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while requests_db(home).execute("SELECT key FROM rows").fetchall() != [("R",)]:
                 await trio.sleep(0.01)
         store.append(arrived(), [counter("R", None, "request"), counter("S", 1, "request")], 1, waited=False)
