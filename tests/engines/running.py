@@ -83,7 +83,7 @@ class Running:
         """Signal the group and wait for the leader; its exit status."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager

@@ -212,7 +212,7 @@ class Machine:
     def state(self) -> Path:
         return self.home / ".local/state/capyctl"
 
-    def command(self, *words: str, limit_s: float = 60.0) -> Done:
+    def command(self, *words: str, limit_s: float = 120.0) -> Done:
         took = Stopwatch()
         ended = subprocess.run(
             [sys.executable, "-m", "capyctl", *words],
@@ -226,7 +226,7 @@ class Machine:
         )
         return Done(ended.returncode, ended.stdout, ended.stderr, took.s)
 
-    def ok(self, *words: str, limit_s: float = 60.0) -> Done:
+    def ok(self, *words: str, limit_s: float = 120.0) -> Done:
         done = self.command(*words, limit_s=limit_s)
         assert done.status == 0, f"capyctl {' '.join(words)}: {done.status}\n{done.out}\n{done.err}"
         return done
@@ -266,7 +266,7 @@ class Machine:
     def instance(self, name: str) -> dict[str, Any]:
         return dict(self.view(name)["instances"][0])
 
-    def manage(self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 10.0) -> Any:
+    def manage(self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 60.0) -> Any:
         """One management call. Raises: AssertionError unless it is answered well."""
         host, _, port = self.management.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=limit_s)
@@ -383,9 +383,9 @@ class Machine:
         assert self.role is not None
         self.engines()  # so that they are known to be ours
         self.role.kill()
-        self.role.wait(timeout=10)
+        self.role.wait(timeout=60)
 
-    def terminate(self, limit_s: float = 40.0) -> int:
+    def terminate(self, limit_s: float = 90.0) -> int:
         assert self.role is not None
         self.engines()
         self.role.terminate()
@@ -396,7 +396,7 @@ class Machine:
         faults = [line for line in self.log() if line["level"] in ("error", "critical")] if self.roles else []
         if self.role is not None and self.role.poll() is None:
             self.role.kill()
-            self.role.wait(timeout=10)
+            self.role.wait(timeout=60)
         self.engines()
         for pid in self.ours():
             with contextlib.suppress(ProcessLookupError):
@@ -483,7 +483,7 @@ class Machine:
     def busy(self, name: str) -> tuple[int, int]:
         """The engine's own gauges: requests it works on, requests it holds back."""
         port, key = self.engine_door(name)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
             text = connection.getresponse().read().decode()

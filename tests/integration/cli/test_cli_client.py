@@ -389,7 +389,7 @@ def test_an_interrupt_stops_waiting_and_cancels_nothing(shell: Shell, role: Fake
         while not any(path.startswith("/operations") for _, path, _, _ in list(role.seen)):
             assert waiting.poll() is None
         waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(timeout=10) == 130
+        assert waiting.wait(timeout=60) == 130
         assert waiting.stderr.read() == ""
     assert [operation["state"] for operation in role.operations.values()] == ["running"]
 

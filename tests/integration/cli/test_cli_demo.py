@@ -68,7 +68,7 @@ def test_the_endpoint_stays_up_until_an_interrupt(demo: dict[str, str]) -> None:
                     break
             endpoint, key = re.search(r"Endpoint +(\S+)\n +API key +(\S+)", said).groups()  # type: ignore[union-attr]
             request = urllib.request.Request(f"{endpoint}/models", headers={"Authorization": f"Bearer {key}"})
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 assert b'"grace"' in answer.read()
             running.send_signal(signal.SIGINT)
             assert running.wait(timeout=60) == 0

@@ -159,7 +159,7 @@ def test_a_running_role_is_told_and_what_it_says_is_the_exit(
         thread.start()
         words = ("--custom", str(program), "--name", "judge", "--manifest", "judge.yaml", "--yes")
         done = shell("engine", "add", *words, XDG_CONFIG_HOME=str(shell.home / "config"))
-        thread.join(10)
+        thread.join(60)
     assert (done.status, json.loads(asked[0])) == (status, {"verb": "add"})
     assert f"Published      {published}" in done.out
     assert (shell.home / "config" / "capyctl" / "custom-engines.yaml").exists()

@@ -245,7 +245,7 @@ class Home:
                 stderr=stderr,
                 cwd=self.path,
             )
-        ends_at = time.monotonic() + 30
+        ends_at = time.monotonic() + 90
         while "Credentials" not in (text := said.read_text()):
             assert self.role.poll() is None, text
             assert time.monotonic() < ends_at, text
@@ -278,10 +278,10 @@ class Home:
                 [self.path / "bin/capyctl", "drain", "standalone"], env=self.environ(), capture_output=True, check=False
             )
             self.role.terminate()
-            self.role.wait(20)
+            self.role.wait(60)
         assert self.shell.stdin is not None
         self.shell.stdin.close()
-        self.shell.wait(10)
+        self.shell.wait(60)
         for process in self.left():
             os.kill(process, signal.SIGKILL)
 

@@ -269,7 +269,7 @@ async def test_what_is_being_removed_is_not_taken_for_what_is_there(slow: Slow, 
 
     def prune(root: Path, kept: set[str]) -> list[Any]:
         removed.set()
-        assert go.wait(5)
+        assert go.wait(60)
         return []
 
     monkeypatch.setattr("capyctl.host.materials.kept.prune", prune)

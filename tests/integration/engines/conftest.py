@@ -39,7 +39,7 @@ class Engine:
     def end(self) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Sequence[str], Mapping[str, str]
         engine.end()
 
 
-def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+def until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Poll every 20 ms; fail when it does not come to hold."""
     ends = time.monotonic() + limit_s
     while not holds():

@@ -63,7 +63,7 @@ class HttpClient:
     key: str = KEY
 
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, {"Authorization": f"Bearer {self.key}"})
             answer = connection.getresponse()
@@ -372,7 +372,7 @@ def test_last_words_of_the_real_launcher_are_understood(
 ) -> None:
     command = adapter_for().render(facts)
     refused = start((*command.argv, "--frobnicate", "secret"), command.env, facts.port)
-    assert refused.process.wait(timeout=20) == 1
+    assert refused.process.wait(timeout=60) == 1
     assert classify(refused.log.splitlines()) == (
         "engine_argument_rejected",
         "llama.cpp does not accept the argument --frobnicate",
@@ -380,7 +380,7 @@ def test_last_words_of_the_real_launcher_are_understood(
     argv = [word.replace(str(facts.model_dir), str(tmp_path)) for word in command.argv]
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF" + b"\0" * 100)
     broken = start(argv, command.env, facts.port)
-    assert broken.process.wait(timeout=20) == 1
+    assert broken.process.wait(timeout=60) == 1
     assert (classify(broken.log.splitlines()) or ("", ""))[0] == "checkpoint_unusable"
 
 

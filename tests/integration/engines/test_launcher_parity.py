@@ -27,7 +27,7 @@ def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedP
 
 
 def ask(port: int, method: str, path: str, body: object = None, key: str | None = KEY) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connection.request(method, path, body=json.dumps(body) if body is not None else None, headers=headers)
@@ -128,7 +128,7 @@ def test_the_rendered_block_takes_effect(engine: Engine) -> None:
 
 
 def test_foreign_origins_are_not_allowed_by_the_engine(engine: Engine) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
     connection.request("GET", "/health", headers={"Origin": "https://evil.example"})
     allowed = connection.getresponse().getheader("Access-Control-Allow-Origin")
     connection.close()
@@ -137,16 +137,16 @@ def test_foreign_origins_are_not_allowed_by_the_engine(engine: Engine) -> None:
 
 def test_sigterm_ends_an_idle_engine_with_status_0(engine: Engine) -> None:
     engine.process.send_signal(signal.SIGTERM)
-    assert engine.process.wait(timeout=5) == 0
+    assert engine.process.wait(timeout=60) == 0
 
 
 def test_sigint_ends_it_as_well(engine: Engine) -> None:
     engine.process.send_signal(signal.SIGINT)
-    assert engine.process.wait(timeout=5) == 0
+    assert engine.process.wait(timeout=60) == 0
 
 
 def test_sigterm_while_it_streams_waits_for_the_client_and_a_second_one_does_not(engine: Engine) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
     # A small window: the answer of a tiny, fast model must not fit into the kernel's buffers and end before the signal.
     connection.sock = socket.socket()
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -160,7 +160,7 @@ def test_sigterm_while_it_streams_waits_for_the_client_and_a_second_one_does_not
     with pytest.raises(subprocess.TimeoutExpired):
         engine.process.wait(timeout=0.7)
     engine.process.send_signal(signal.SIGTERM)
-    assert engine.process.wait(timeout=5) == -signal.SIGTERM
+    assert engine.process.wait(timeout=60) == -signal.SIGTERM
     connection.close()
 
 

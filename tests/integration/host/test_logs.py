@@ -117,7 +117,7 @@ async def test_a_flood_neither_blocks_the_engine_nor_fills_memory(tmp_path: Path
         if number % 100 == 0:
             status = Path(f"/proc/{writer.identity.pid}/status").read_text()
             peak = max(peak, int(status.split("VmRSS:")[1].split()[0]))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert peak < 64_000  # KiB: the interpreter and the bounded queue
     os.write(writer.output, b"\nthe last word\n")
     await finished(writer)

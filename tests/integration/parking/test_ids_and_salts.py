@@ -80,7 +80,7 @@ def begun(call: Call) -> None:
 def at_work(here: ParkMachine) -> int:
     """Requests in the engine, by its own word."""
     port, key = here.engine_door("tom")
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/v1/loads", headers={"Authorization": f"Bearer {key}"})
         load = json.loads(connection.getresponse().read())["loads"][0]
     return int(load["num_running_reqs"]) + int(load["num_waiting_reqs"])
@@ -197,7 +197,7 @@ def test_requests_on_one_connection_have_ids_of_their_own_and_answers_keep_what_
     assert bodies == [body | {"stream": stream} for stream in (False, True, False)]
     port, key = here.engine_door("tom")
     for (_, text), rid, stream in zip(answers, ids, (False, True, False), strict=True):
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
             connection.request("POST", CHAT, json.dumps(body | {"stream": stream, "rid": rid}), headers)
             own = connection.getresponse().read()

@@ -290,7 +290,7 @@ def test_a_port_in_use_ends_the_start_and_names_the_listener(home, which):
         mine = "management" if which == "inference" else "inference"
         line += ["--set", f"server.listeners.{mine}.bind=127.0.0.1:0"]
         done = subprocess.run(
-            line, env=home.env, cwd=home.path, capture_output=True, text=True, timeout=20, check=False
+            line, env=home.env, cwd=home.path, capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == 13
     last = done.stderr.strip().splitlines()[-1]

@@ -131,7 +131,7 @@ async def test_a_request_that_ends_while_its_row_is_being_written_leaves_none(ho
 
     def slowly(batch):
         on_its_way.set()
-        go_on.wait(10)
+        go_on.wait(60)
         write(batch)
 
     store._write = slowly
