@@ -66,6 +66,13 @@ def qwen3_5(b: Build, c: Config) -> None:
     qwen_vision(b, "model.visual", c["vision_config"], gated=False)
 
 
+def _ends(b: Build, c: Config, words: str, norm: str) -> None:
+    """What stands before and behind the layers: the embedding, the last norm, and a head of its own."""
+    b.add(f"{words}.weight", c["vocab_size"], c["hidden_size"])
+    b.norm(norm, c["hidden_size"])
+    b.add("lm_head.weight", c["vocab_size"], c["hidden_size"])
+
+
 def jamba(b: Build, c: Config) -> None:
     hidden = c["hidden_size"]
     for number in layers(c):
@@ -89,9 +96,7 @@ def jamba(b: Build, c: Config) -> None:
         else:
             mlp(b, f"{layer}.feed_forward", hidden, c["intermediate_size"])
         norms(b, layer, hidden, "input_layernorm", "pre_ff_layernorm")
-    b.add("model.embed_tokens.weight", c["vocab_size"], hidden)
-    b.norm("model.final_layernorm", hidden)
-    b.add("lm_head.weight", c["vocab_size"], hidden)
+    _ends(b, c, "model.embed_tokens", "model.final_layernorm")
 
 
 def falcon_mamba(b: Build, c: Config) -> None:
@@ -109,9 +114,7 @@ def falcon_mamba(b: Build, c: Config) -> None:
             rank=c["time_step_rank"],
             norms=False,
         )
-    b.add("backbone.embeddings.weight", c["vocab_size"], hidden)
-    b.norm("backbone.norm_f", hidden)
-    b.add("lm_head.weight", c["vocab_size"], hidden)
+    _ends(b, c, "backbone.embeddings", "backbone.norm_f")
 
 
 def pure_mamba2(b: Build, c: Config) -> None:
@@ -129,9 +132,7 @@ def pure_mamba2(b: Build, c: Config) -> None:
             state=c["state_size"],
             kernel=c["conv_kernel"],
         )
-    b.add("backbone.embeddings.weight", c["vocab_size"], hidden)
-    b.norm("backbone.norm_f", hidden)
-    b.add("lm_head.weight", c["vocab_size"], hidden)
+    _ends(b, c, "backbone.embeddings", "backbone.norm_f")
 
 
 def nemotron_h(b: Build, c: Config) -> None:
@@ -161,9 +162,7 @@ def nemotron_h(b: Build, c: Config) -> None:
             b.add(f"{at}.gate.e_score_correction_bias", count, dtype="F32")
             experts(b, f"{at}.experts", count, hidden, c["moe_intermediate_size"], "up_proj down_proj")
             mlp(b, f"{at}.shared_experts", hidden, c["moe_shared_expert_intermediate_size"], "up_proj down_proj")
-    b.add("backbone.embeddings.weight", c["vocab_size"], hidden)
-    b.norm("backbone.norm_f", hidden)
-    b.add("lm_head.weight", c["vocab_size"], hidden)
+    _ends(b, c, "backbone.embeddings", "backbone.norm_f")
 
 
 def falcon_h1(b: Build, c: Config) -> None:
@@ -184,9 +183,7 @@ def falcon_h1(b: Build, c: Config) -> None:
         )
         mlp(b, f"{layer}.feed_forward", hidden, c["intermediate_size"])
         norms(b, layer, hidden, "input_layernorm", "pre_ff_layernorm")
-    b.add("model.embed_tokens.weight", c["vocab_size"], hidden)
-    b.norm("model.final_layernorm", hidden)
-    b.add("lm_head.weight", c["vocab_size"], hidden)
+    _ends(b, c, "model.embed_tokens", "model.final_layernorm")
 
 
 def granite_hybrid(b: Build, c: Config) -> None:

@@ -49,22 +49,12 @@ settings.load_profile("mutants")
 
 import explore  # noqa: E402
 from retrace import GIVEN_UP, Notebook, Rows, Where, siblings  # noqa: E402
+from test_spec_pages import render_all  # noqa: E402
 
 from capyctl.errors import InvariantBroken  # noqa: E402
 from capyctl.fsm.table import Machine, Row, first_line  # noqa: E402
 
-MACHINES = {
-    "request": "REQUEST",
-    "operation": "OPERATION",
-    "switch": "SWITCH",
-    "deployment": "DEPLOYMENT",
-    "activation": "ACTIVATION",
-    "residency": "RESIDENCY",
-    "cleanup": "CLEANUP",
-    "gate": "GATE",
-    "group": "GROUP",
-    "member": "MEMBER",
-}
+MACHINES = render_all.MACHINES
 
 TESTS = {
     "activation": ("test_activation*.py", "test_instance*.py"),

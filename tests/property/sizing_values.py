@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from capyctl.checkpoints.cache_shape import Attention, CacheLayers, recorded
@@ -133,6 +134,16 @@ def planned(
         if error.code in ORDINARY and "\n" not in error.message:
             return None
         raise
+
+
+def plan_of(
+    facts: dict[str, Any], document: Deployment, policy: HostPolicy, residency: Residency = Residency.RESTART_ONLY
+) -> Plan:
+    """The plan, of a case that is not refused: others are no example."""
+    made = planned(facts, document, policy, residency)
+    assume(made is not None)
+    assert made is not None  # for the type checker
+    return made
 
 
 # --- any of them -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from sizing_values import (
     host,
     machines,
     plain,
+    plan_of,
     planned,
     spark,
 )
@@ -60,9 +61,7 @@ def test_what_an_engine_is_told_fits_its_ready_charge_with_weights_and_context_b
     case: tuple[dict[str, Any], Deployment, HostPolicy, Residency],
 ) -> None:
     facts, document, policy, residency = case
-    made = planned(facts, document, policy, residency)
-    assume(made is not None)
-    assert made is not None
+    made = plan_of(facts, document, policy, residency)
     ready, pools = made.at(Phase.READY), made.pools
     held = [name for name in ready.bytes if name != "system"]
     assert len(held) == document.topology.ranks
@@ -116,9 +115,7 @@ def test_what_llama_cpp_allocates_fits_its_ready_charge_with_weights_and_context
         cache = config["memory"].get("kv_cache")
         assume(cache is None or parse_size(cache).bytes < (stated + 1024) << 20)
     document = deployment(config, "llamacpp", **fields)
-    made = planned(facts, document, policy)
-    assume(made is not None)
-    assert made is not None
+    made = plan_of(facts, document, policy)
     per_token = kv_cache.bytes_per_token(facts, "f16", flash_attention=False)
     allocated = made.slots * kv_cache.pad(made.context_tokens) * per_token
     name = next(name for name in made.at(Phase.READY).bytes if name != "system")
@@ -132,9 +129,7 @@ def test_m5_a_start_holds_what_serving_does_and_a_park_leaves_no_more_than_that(
     case: tuple[dict[str, Any], Deployment, HostPolicy, Residency],
 ) -> None:
     facts, document, policy, residency = case
-    made = planned(facts, document, policy, residency)
-    assume(made is not None)
-    assert made is not None
+    made = plan_of(facts, document, policy, residency)
     for name, ready in made.at(Phase.READY).bytes.items():
         limits = policy.domains[name]
         assert made.at(Phase.COLD).on(name) >= ready > 0
@@ -155,9 +150,7 @@ def test_m6_what_a_park_was_seen_to_leave_is_charged_between_placeholder_and_rea
     case: tuple[dict[str, Any], Deployment, HostPolicy, Residency], seen: int
 ) -> None:
     facts, document, policy, _ = case
-    made = planned(facts, document, policy, Residency.DEEP)
-    assume(made is not None)
-    assert made is not None
+    made = plan_of(facts, document, policy, Residency.DEEP)
     name = next(name for name in made.at(Phase.READY).bytes if name != "system")
     after = with_measured(made, policy, Phase.PARKED, {name: Bytes(seen)})
     assert made.at(Phase.PARKED).on(name) <= after.at(Phase.PARKED).on(name) <= made.at(Phase.READY).on(name)
@@ -221,9 +214,7 @@ def test_m18_and_m19_a_fitted_context_is_a_block_at_least_and_fits_its_cache(
     case: tuple[dict[str, Any], Deployment, HostPolicy, Residency],
 ) -> None:
     facts, document, policy, residency = case
-    made = planned(facts, document, policy, residency)
-    assume(made is not None)
-    assert made is not None
+    made = plan_of(facts, document, policy, residency)
     assert made.pools["kv_cache"] > 0
     declared, trained = document.engine_config.context_length, facts["context_trained"]
     assert (made.context_reason is None) == (declared is not None)

@@ -41,6 +41,7 @@ from capyctl.fsm.types import (
     Role,
     Token,
 )
+from capyctl.ledger.types import HostPolicy
 
 PLAIN = Model(name="a", ready_gib=6, cold_gib=6)
 DEEP = attrs.evolve(PLAIN, traits=VLLM, residency=Residency.DEEP, ready_gib=5, cold_gib=5)
@@ -462,17 +463,9 @@ def a_request_on_its_way_keeps_its_engine_from_parking() -> None:
 
 def nobody_is_released_before_every_victim_is_drained() -> None:
     """The quiet one waits for the busy one; when that one does not drain in time, both serve on."""
-    here = checked(shell(11, policies=(policy("h1", managed=8),), settings=Settings(drain_timeout_ms=Millis(8_000))))
-    small = attrs.evolve(DEEP, ready_gib=3, cold_gib=3)
-    x, y = (here.deploy(attrs.evolve(small, name=name)) for name in ("x", "y"))
-    here.deploy(attrs.evolve(PLAIN, name="t", ready_gib=7, cold_gib=7))
-    here.run(4_000)
-    here.start(x)
-    here.start(y)
-    here.run(30_000)
-    busy = here.ask("y", answer_ms=40_000)
-    here.run(1_000)
-    client = here.ask("t")
+    here, x, y, busy, client = two_victims(
+        DEEP, policies=(policy("h1", managed=8),), settings=Settings(drain_timeout_ms=Millis(8_000))
+    )
     reaches(here, x, ResidencyPhase.DRAINING_TO_PARK)
     here.run(7_000)  # the quiet one has read idle many times
     assert here.lane(x).phase is ResidencyPhase.DRAINING_TO_PARK
@@ -824,11 +817,17 @@ def a_victim_that_becomes_unknown_in_the_window_ends_the_switch() -> None:
     assert client.told == "ok"
 
 
-def two_victims(drain_ms: int = 60_000) -> tuple[Shell, DeploymentId, DeploymentId, Client, Client]:
+WINDOW = Settings(admission_window_ms=Millis(10_000), drain_timeout_ms=Millis(60_000))
+
+
+def two_victims(
+    kind: Model = PLAIN,
+    settings: Settings = WINDOW,
+    policies: tuple[HostPolicy, ...] = (policy("h1"),),
+) -> tuple[Shell, DeploymentId, DeploymentId, Client, Client]:
     """Two small models of which one is busy, and a switch that needs the room of both."""
-    settings = Settings(admission_window_ms=Millis(10_000), drain_timeout_ms=Millis(drain_ms))
-    here = checked(shell(11, settings=settings))
-    small = attrs.evolve(PLAIN, ready_gib=3, cold_gib=3)
+    here = checked(shell(11, settings=settings, policies=policies))
+    small = attrs.evolve(kind, ready_gib=3, cold_gib=3)
     x, y = (here.deploy(attrs.evolve(small, name=name)) for name in ("x", "y"))
     here.deploy(attrs.evolve(PLAIN, name="t", ready_gib=7, cold_gib=7))
     here.run(4_000)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-import trio
 import yaml
 
 from capyctl.documents.custom_engine import Manifest, parse_manifest
@@ -27,11 +21,11 @@ from capyctl.engines.register import add_custom, add_engine, remove_engine
 from capyctl.engines.registered import Registered
 from capyctl.engines.registry import Registry
 from capyctl.errors import CapyError, Refusal
-from capyctl.host.http import LoopbackClient
 from tests.engines.checkpoints import write_checkpoint
 from tests.engines.installation import lay_out
 
 from .conftest import ENVIRONMENT
+from .launched import free_port, started
 
 HEAD = {"schema_version": 1, "kind": "custom_engine"}
 COMMAND = ["--host", "{host}", "--port", "{port}", "--model", "{model}", "--name", "{name}"]
@@ -261,29 +255,6 @@ def test_its_options_are_passed_unchecked(place: Place) -> None:
 # --- a running one ----------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def started(adapter: CustomAdapter, facts: LaunchFacts) -> AsyncIterator[LoopbackClient]:
-    command = adapter.render(facts)
-    with open(facts.log_path, "ab") as log:
-        process = subprocess.Popen(
-            command.argv, env=dict(command.env), stdout=log, stderr=log, cwd="/", start_new_session=True
-        )
-    client = LoopbackClient(port=facts.port, key=facts.key)
-    try:
-        with trio.fail_after(30):
-            while process.poll() is None:
-                with contextlib.suppress(ConnectionError):
-                    if await adapter.loaded(client):
-                        break
-                await trio.sleep(0.02)
-        assert process.poll() is None, facts.log_path.read_text()
-        yield client
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 JSON_IDLE = {"path": "/status", "running": "/work/active", "waiting": "/work/queued"}
 METRICS_IDLE = {"path": "/metrics", "running": "server_active", "waiting": "server_queued"}
 
@@ -298,9 +269,6 @@ async def test_it_is_ready_by_health_and_a_question_and_idle_as_it_says(
     place.write(api=api, command=[*COMMAND, "--api", api], health="/healthz" if idle is JSON_IDLE else None, idle=idle)
     adapter = CustomAdapter(registered=place.add(args=["--slots", "2"]))
     assert not adapter.workers_listen
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     facts = LaunchFacts(
         served_name="it",
         model_dir=write_checkpoint(tmp_path / "model", weights=1 << 20),
@@ -309,13 +277,14 @@ async def test_it_is_ready_by_health_and_a_question_and_idle_as_it_says(
         slots=4,
         allocation={},
         ready={},
-        port=port,
+        port=free_port(),
         key="k" * 40,
         device_env={"CUDA_VISIBLE_DEVICES": "GPU-7"},
         state_dir=tmp_path,
         log_path=tmp_path / "log",
     )
-    async with started(adapter, facts) as client:
+    async with started(adapter, facts) as running:
+        client = running.client
         await adapter.verify(client, facts)
         assert await adapter.probe(client, facts, 10) > 0
         assert await adapter.gauges(client) == (0, 0, None)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +18,11 @@ from capyctl.engines.register import add_engine, locate
 from capyctl.engines.sglang.adapter import SglangAdapter
 from capyctl.errors import CapyError, Lost, Refusal
 from capyctl.fsm.types import Residency
-from capyctl.host.http import LoopbackClient
 from tests.engines.checkpoints import write_checkpoint
 from tests.engines.installation import Installation, fail, lay_out, lose
 from tests.nvml import card
+
+from .launched import free_port, started
 
 GIB = 1 << 30
 KEY, ADMIN = "i" * 40, "a" * 40
@@ -45,9 +42,6 @@ class Bench:
 
     def facts(self, **changes: Any) -> LaunchFacts:
         config, document = changes.pop("config", {}), changes.pop("document", {})
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         block = {"name": "qwen", "engine": "sglang", "model": {"path": str(self.model)}, "engine_config": config}
         facts = LaunchFacts(
             served_name="qwen",
@@ -57,7 +51,7 @@ class Bench:
             slots=32,
             allocation={"gpu0": 8 * GIB},
             ready={"gpu0": 6 * GIB},
-            port=port,
+            port=free_port(),
             key=KEY,
             admin_key=ADMIN,
             residency=Residency.DEEP,
@@ -79,38 +73,6 @@ def bench(tmp_path: Path) -> Bench:
     profile = add_engine(sglang.prefix, engines_file=tmp_path / "conf" / "engines.yaml").registered
     model = write_checkpoint(tmp_path / "models" / "qwen", weights=GIB)
     return Bench(sglang=sglang, adapter=SglangAdapter(registered=profile), model=model, state=state, cards=cards)
-
-
-@attrs.frozen(kw_only=True)
-class Running:
-    """A started launch, answering."""
-
-    process: subprocess.Popen[bytes]
-    client: LoopbackClient
-    facts: LaunchFacts
-
-
-@contextlib.asynccontextmanager
-async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[Running]:
-    command = bench.adapter.render(facts)
-    with open(facts.log_path, "ab") as log:
-        process = subprocess.Popen(
-            command.argv, env=dict(command.env), stdout=log, stderr=log, cwd="/", start_new_session=True
-        )
-    client = LoopbackClient(port=facts.port, key=facts.key, admin_key=facts.admin_key)
-    try:
-        with trio.fail_after(30):
-            while process.poll() is None:
-                with contextlib.suppress(ConnectionError):
-                    if await bench.adapter.loaded(client):
-                        break
-                await trio.sleep(0.02)
-        assert process.poll() is None, facts.log_path.read_text()
-        yield Running(process=process, client=client, facts=facts)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 async def run(bench: Bench, *words: str, env: dict[str, str] | None = None) -> tuple[int, tuple[str, str] | None]:
@@ -212,7 +174,7 @@ async def test_a_launch_without_keys_does_not_start(bench: Bench) -> None:
 
 async def test_an_engine_parks_deep_and_wakes_as_it_was(bench: Bench) -> None:
     adapter, facts = bench.adapter, bench.facts()
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         client = running.client
         await adapter.verify(client, facts)
         assert await adapter.probe(client, facts, 5) > 0
@@ -253,7 +215,7 @@ async def test_an_engine_parks_deep_and_wakes_as_it_was(bench: Bench) -> None:
 
 async def test_a_host_backed_engine_wakes_without_reading_its_files(bench: Bench) -> None:
     facts = bench.facts(residency=Residency.HOST_BACKED)
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         before = await bench.adapter.canary(running.client, facts, 5)
         await bench.adapter.quiescent(running.client)
         await bench.adapter.release(running.client, facts, 60)
@@ -264,7 +226,7 @@ async def test_a_host_backed_engine_wakes_without_reading_its_files(bench: Bench
 
 async def test_an_engine_that_is_not_idle_is_never_asked_to_release(bench: Bench) -> None:
     facts = bench.facts()
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         bench.sglang.set(busy={"running": 1, "waiting": 0})
         with pytest.raises(Refusal) as caught:
             await bench.adapter.quiescent(running.client)
@@ -277,7 +239,7 @@ async def test_an_engine_that_is_not_idle_is_never_asked_to_release(bench: Bench
 
 async def test_an_answer_that_is_lost_or_wrong_leaves_the_wake_in_doubt(bench: Bench) -> None:
     facts = bench.facts()
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         await bench.adapter.quiescent(running.client)
         bench.sglang.set(faults=[lose("/release_memory_occupation", times=1)])
         with pytest.raises(ConnectionError):
@@ -290,7 +252,7 @@ async def test_an_answer_that_is_lost_or_wrong_leaves_the_wake_in_doubt(bench: B
 
 async def test_a_request_is_ended_by_its_id_and_loads_say_so(bench: Bench) -> None:
     facts = bench.facts(residency=Residency.RESTART_ONLY)
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         body = {"model": "qwen", "messages": [{"role": "user", "content": "go on"}], "max_tokens": 2000, "rid": "r-1"}
         bench.sglang.set(token_s=0.01)
 
@@ -313,7 +275,7 @@ async def test_a_request_is_ended_by_its_id_and_loads_say_so(bench: Bench) -> No
 async def test_loads_that_are_not_there_are_read_from_the_gauges(bench: Bench) -> None:
     facts = bench.facts(residency=Residency.RESTART_ONLY)
     bench.sglang.set(absent_routes=["/v1/loads"])
-    async with started(bench, facts) as running:
+    async with started(bench.adapter, facts) as running:
         assert await bench.adapter.gauges(running.client) == (0, 0, 0)
         bench.sglang.set(gauges_missing=True)
         with pytest.raises(CapyError, match="num_running_reqs"):

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-import trio
 
 from capyctl.checkpoints.sizing import derive_plan
 from capyctl.checkpoints.store import CheckpointStore
@@ -37,6 +30,8 @@ from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
 from tests.engines.checkpoints import write_checkpoint
 from tests.engines.installation import Installation, lay_out
 from tests.nvml import card
+
+from .launched import free_port, started
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -85,9 +80,6 @@ class Bench:
         return {**block, "resources": {"gpu": "6GiB", "ram": "2GiB"}, **changes}
 
     def facts(self, document: dict[str, Any] | None = None, **changes: Any) -> LaunchFacts:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         facts = LaunchFacts(
             served_name="qwen",
             model_dir=self.model,
@@ -96,7 +88,7 @@ class Bench:
             slots=8,
             allocation={"gpu0": 8 * GIB, "system": 2 * GIB},
             ready={"gpu0": 6 * GIB + 5 * MIB + 77, "system": 2 * GIB},
-            port=port,
+            port=free_port(),
             key="k" * 40,
             available={"system": 17 * GIB},
             device_env={"CUDA_VISIBLE_DEVICES": "GPU-1"},
@@ -311,29 +303,6 @@ def test_the_cap_follows_the_domain_of_the_gpu() -> None:
 # --- a running engine ------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[LoopbackClient]:
-    command = bench.adapter.render(facts)
-    with open(facts.log_path, "ab") as log:
-        process = subprocess.Popen(
-            command.argv, env=dict(command.env), stdout=log, stderr=log, cwd="/", start_new_session=True
-        )
-    client = LoopbackClient(port=facts.port, key=facts.key)
-    try:
-        with trio.fail_after(30):
-            while process.poll() is None:
-                with contextlib.suppress(ConnectionError):
-                    if await bench.adapter.loaded(client):
-                        break
-                await trio.sleep(0.02)
-        assert process.poll() is None, facts.log_path.read_text()
-        yield client
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 async def test_the_first_request_builds_and_is_waited_for_longer_than_any_other_answer(bench: Bench) -> None:
     bench.tensorfold.set(build_s=0.4)
     facts = bench.facts()
@@ -345,7 +314,8 @@ async def test_the_first_request_builds_and_is_waited_for_longer_than_any_other_
     document = parse_deployment(bench.document(), "d")
     first = derive_plan(store.measure(bench.model, document).facts, document, MACHINE, family="tensorfold")
     assert first.initialize_ms == 1_800_000
-    async with started(bench, facts) as client:
+    async with started(bench.adapter, facts) as running:
+        client = running.client
         await bench.adapter.verify(client, facts)
         impatient = LoopbackClient(port=facts.port, key=facts.key, limit_s=0.2)
         assert await bench.adapter.probe(impatient, facts, 10.0) > 0
@@ -357,7 +327,8 @@ async def test_the_first_request_builds_and_is_waited_for_longer_than_any_other_
         bench.tensorfold.set(gauges_missing=True)
         assert await bench.adapter.gauges(client) == (2, 0, None)
     bench.tensorfold.set(drift={"served_name": "other"})
-    async with started(bench, bench.facts()) as client:
+    async with started(bench.adapter, bench.facts()) as running:
+        client = running.client
         with pytest.raises(CapyError, match="serves other") as caught:
             await bench.adapter.verify(client, facts)
         assert caught.value.code == "effective_args_mismatch"
@@ -373,7 +344,8 @@ async def test_the_lock_of_a_dead_build_is_removed_only_when_nobody_else_can_be_
     bench.adapter.render(bench.facts())
     assert lock.exists()
     facts = bench.facts(alone=True)
-    async with started(bench, facts) as client:
+    async with started(bench.adapter, facts) as running:
+        client = running.client
         assert await bench.adapter.probe(client, facts, 10.0) > 0
     assert (extensions / "linked" / "lock").is_symlink()
     forget_locks(extensions)  # twice is once

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import socket
 import stat
-import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +22,11 @@ from capyctl.engines.vllm.adapter import VllmAdapter
 from capyctl.engines.vllm.installation import ENTRY, install_helpers
 from capyctl.errors import CapyError, Failure, Lost, Refusal
 from capyctl.fsm.types import Residency
-from capyctl.host.http import LoopbackClient
 from tests.engines.checkpoints import write_checkpoint
 from tests.engines.installation import Installation, fail, lay_out, lose
 from tests.nvml import card
+
+from .launched import free_port, started
 
 GIB = 1 << 30
 KEY, ADMIN = "i" * 40, "a" * 40
@@ -49,9 +45,6 @@ class Bench:
 
     def facts(self, **changes: Any) -> LaunchFacts:
         config = changes.pop("config", {})
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         facts = LaunchFacts(
             served_name="qwen",
             model_dir=self.model,
@@ -60,7 +53,7 @@ class Bench:
             slots=32,
             allocation={"gpu0": 8 * GIB},
             ready={"gpu0": 6 * GIB},
-            port=port,
+            port=free_port(),
             key=KEY,
             admin_key=ADMIN,
             residency=Residency.DEEP,
@@ -86,37 +79,6 @@ def bench(tmp_path: Path) -> Bench:
     profile = registered(vllm, tmp_path / "conf" / "engines.yaml")
     model = write_checkpoint(tmp_path / "models" / "qwen", weights=GIB)
     return Bench(vllm=vllm, adapter=VllmAdapter(registered=profile), model=model, state=state, cards=cards)
-
-
-@attrs.frozen(kw_only=True)
-class Running:
-    """A started launch, answering."""
-
-    process: subprocess.Popen[bytes]
-    client: LoopbackClient
-    facts: LaunchFacts
-
-
-@contextlib.asynccontextmanager
-async def started(bench: Bench, facts: LaunchFacts) -> AsyncIterator[Running]:
-    command = bench.adapter.render(facts)
-    with open(facts.log_path, "ab") as log:
-        process = subprocess.Popen(
-            command.argv, env=dict(command.env), stdout=log, stderr=log, cwd="/", start_new_session=True
-        )
-    client = LoopbackClient(port=facts.port, key=facts.key, admin_key=facts.admin_key)
-    try:
-        with trio.fail_after(30):
-            while process.poll() is None:
-                with contextlib.suppress(ConnectionError):
-                    if await bench.adapter.loaded(client):
-                        break
-                await trio.sleep(0.02)
-        yield Running(process=process, client=client, facts=facts)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def code_of(call: Any, *args: Any, **kwargs: Any) -> str:
@@ -272,7 +234,7 @@ def test_a_launch_that_may_not_park_is_not_rendered_to_park(bench: Bench) -> Non
 
 
 async def test_a_launch_is_verified_asked_and_read(bench: Bench) -> None:
-    async with started(bench, bench.facts()) as run:
+    async with started(bench.adapter, bench.facts()) as run:
         await bench.adapter.verify(run.client, run.facts)
         assert await bench.adapter.probe(run.client, run.facts, 10) > 0
         running, waiting, usage = await bench.adapter.gauges(run.client)
@@ -288,7 +250,7 @@ async def test_a_launch_is_verified_asked_and_read(bench: Bench) -> None:
 
 
 async def test_every_route_takes_its_own_key(bench: Bench) -> None:
-    async with started(bench, bench.facts()) as run:
+    async with started(bench.adapter, bench.facts()) as run:
 
         async def status(path: str, key: str) -> int:
             return (await attrs.evolve(run.client, key=key, admin_key=key).get(path))[0]
@@ -303,7 +265,7 @@ async def test_every_route_takes_its_own_key(bench: Bench) -> None:
 
 @pytest.mark.parametrize("residency", [Residency.DEEP, Residency.HOST_BACKED])
 async def test_a_parked_engine_gives_its_card_back_and_answers_as_before(bench: Bench, residency: Residency) -> None:
-    async with started(bench, bench.facts(residency=residency)) as run:
+    async with started(bench.adapter, bench.facts(residency=residency)) as run:
         before, held = await bench.adapter.canary(run.client, run.facts, 10), bench.cards.used(0)
         await bench.adapter.quiescent(run.client)
         await bench.adapter.release(run.client, run.facts, 10)
@@ -325,7 +287,7 @@ async def test_a_parked_engine_gives_its_card_back_and_answers_as_before(bench: 
 
 
 async def test_a_lost_or_failed_step_is_never_repeated(bench: Bench) -> None:
-    async with started(bench, bench.facts()) as run:
+    async with started(bench.adapter, bench.facts()) as run:
         bench.vllm.set(faults=[lose("/sleep", times=1)])
         with pytest.raises(ConnectionError):
             await bench.adapter.release(run.client, run.facts, 10)
@@ -341,7 +303,7 @@ async def test_a_lost_or_failed_step_is_never_repeated(bench: Bench) -> None:
 
 
 async def test_a_busy_engine_is_not_quiescent(bench: Bench) -> None:
-    async with started(bench, bench.facts()) as run:
+    async with started(bench.adapter, bench.facts()) as run:
         bench.vllm.set(busy={"running": 1, "waiting": 2})
         with pytest.raises(Refusal) as caught:
             await bench.adapter.quiescent(run.client)
@@ -350,7 +312,7 @@ async def test_a_busy_engine_is_not_quiescent(bench: Bench) -> None:
 
 async def test_too_little_memory_is_named(bench: Bench) -> None:
     bench.cards.hold(0, os.getpid(), 20 * GIB)
-    async with started(bench, bench.facts()) as run:
+    async with started(bench.adapter, bench.facts(), dies=True) as run:
         assert run.process.poll() not in (None, 0)
     found = bench.adapter.failure((bench.state / "log").read_text().splitlines()[-40:])
     assert found is not None
