@@ -3,6 +3,8 @@
 Run as a program it measures every one of them, one after another, and prints a line of JSON for each:
 
     .venv/bin/python tests/property/hostile.py <empty directory>
+
+With `--write <n>` it writes good ones, odd directories and every n-th of the others, and prints what may come of each.
 """
 
 from __future__ import annotations
@@ -551,5 +553,22 @@ def main(root: Path) -> None:
         shutil.rmtree(place)
 
 
+def write(root: Path, step: int) -> None:
+    for number, case in enumerate(cases()):
+        if number % step and not case.name.startswith(("good: ", "directory: ")):
+            continue
+        place = root / f"h{number}"
+        place.mkdir(mode=0o755)
+        case.write(place)
+        print(
+            json.dumps(
+                {"name": case.name, "engine": case.engine, "expected": sorted(case.expected), "place": str(place)}
+            )
+        )
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if "--write" in sys.argv:
+        write(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]))

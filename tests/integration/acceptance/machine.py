@@ -268,6 +268,14 @@ class Machine:
 
     def manage(self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 60.0) -> Any:
         """One management call. Raises: AssertionError unless it is answered well."""
+        status, answer = self.call(method, path, body, limit_s)
+        assert status in (200, 202), answer
+        return answer
+
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 10.0
+    ) -> tuple[int, Any]:
+        """Status and content of one management call, however it is answered."""
         host, _, port = self.management.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=limit_s)
         try:
@@ -276,9 +284,7 @@ class Machine:
                 headers |= {"Content-Type": "application/json", "Idempotency-Key": uuid.uuid4().hex}
             connection.request(method, f"/management/v1{path}", body and json.dumps(body), headers)
             answer = connection.getresponse()
-            data = answer.read()
-            assert answer.status in (200, 202), data
-            return json.loads(data)
+            return answer.status, json.loads(answer.read())
         finally:
             connection.close()
 
