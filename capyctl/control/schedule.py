@@ -297,6 +297,8 @@ def place(book: Book, lane: Lane, row: InstanceRow, hosts: list[HostId]) -> None
     free = [host for host in hosts if may_take(book, lane, host)] if book.active_switches else hosts
     tries = steps.starts(book, lane, free)
     if lane in book.tried and steps.same(book.tried[lane], _grounds(book, tries)):
+        if _evicts_nobody(book, row):
+            reclaiming.make_room(book, lane, tries)  # who sleeps may be wanted by nobody since
         return
     if not tries:
         if free and free == hosts:

@@ -13,6 +13,7 @@ from capyctl.control import views
 from capyctl.control.book import Settings
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
+from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.switch import Released
 from capyctl.fsm.types import Activation, Bytes, DeploymentId, HostId, Lane, Millis, Phase, Residency, StopKind
 from capyctl.ledger.parked import growth_bytes, may_be_left
@@ -198,6 +199,31 @@ def test_an_operators_plain_start_takes_the_room_of_what_sleeps_and_of_nobody_wh
     assert (here.lane(b).gate_open, here.lane(c).gate_open) == (True, True)
     opened = here.world.book.operations[here.reply(key).receipt.operation]  # type: ignore[union-attr, index]
     assert opened.phase is not operation.Phase.SUCCEEDED  # it waits: nobody who serves gives way without --evict
+
+
+def test_a_plain_start_that_waits_takes_the_room_of_a_copy_once_nobody_wants_that_awake() -> None:
+    host = (policy("h1", capacity=12, managed=8, parked=4),)
+    stays = attrs.evolve(DEEP, name="x", activation=Activation.EXPLICIT)
+    sleeper = attrs.evolve(DEEP, name="p", ready_gib=5, cold_gib=5, parked_gib=1.5)
+    here, (x, p, t) = world(
+        stays,
+        sleeper,
+        *named("t", ready_gib=3, cold_gib=3),
+        policies=host,
+        settings=Settings(request_deadline_ms=Millis(30_000)),
+    )
+    parked(here, p)
+    here.start(x)
+    here.run(30_000, until=lambda: here.lane(x).gate_open)
+    client = here.ask("p")  # no room beside x, which only an operator stops
+    here.start(t)
+    here.run(5_000)
+    assert here.lane(t).phase is ActivationPhase.PLANNED
+    assert here.lane(p).phase is ResidencyPhase.WAKE_PLANNED
+    here.run(120_000, until=lambda: here.lane(t).gate_open)
+    assert client.told not in (None, "ok")  # nobody waits for it any more, and it went back to sleep
+    assert here.lane(t).gate_open
+    assert here.lane(p).run.stopped.kind is StopKind.RECLAIM
 
 
 # --- switches that park ---------------------------------------------------------------------------------------
