@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import random
 import re
-import signal
 import socket
 import statistics
 import threading
@@ -38,18 +37,16 @@ def counts(machine: Machine, name: str) -> dict[str, int]:
 
 
 def test_nineteen_of_twenty_drop_during_a_cold_start(machine: Machine) -> None:
-    calls = [machine.open("tiny", max_tokens=4, stream=number % 2 == 0) for number in range(20)]
+    calls = [machine.open("tiny", max_tokens=4)]
     engine = machine.engine("tiny")
-    engine.send(signal.SIGSTOP)  # a long load
-    try:
+    with engine.halted():  # a long load
+        calls += [machine.open("tiny", max_tokens=4, stream=number % 2 == 0) for number in range(1, 20)]
         until(lambda: counts(machine, "tiny")["waiting"] == 20, 5, "20 waiting")
         since = Stopwatch()
         for number, call in enumerate(calls[1:]):
             call.reset() if number % 2 else call.hang_up()
         until(lambda: counts(machine, "tiny")["waiting"] == 1, 10, "1 waiting", 0.01)
         dropped_s = since.s
-    finally:
-        engine.send(signal.SIGCONT)
     text = calls[0].rest()
     assert text.startswith(b"HTTP/1.1 200 ")
     assert b"data: [DONE]" in text
@@ -64,10 +61,8 @@ def test_nineteen_of_twenty_drop_during_a_cold_start(machine: Machine) -> None:
 
 def test_all_drop_during_a_cold_start_and_the_next_one_is_served(machine: Machine) -> None:
     machine.ok("stop", "deployment", "tiny", "--wait")
-    machine.ok("start", "deployment", "tiny")
-    engine = machine.engine("tiny")
-    engine.send(signal.SIGSTOP)
-    try:
+    machine.act("tiny", "start", wait=False)
+    with machine.engine("tiny").halted():
         calls = [machine.open("tiny", max_tokens=4) for _ in range(20)]
         until(lambda: counts(machine, "tiny")["waiting"] == 20, 5, "20 waiting")
         since = Stopwatch()
@@ -75,8 +70,6 @@ def test_all_drop_during_a_cold_start_and_the_next_one_is_served(machine: Machin
             call.hang_up()
         until(lambda: counts(machine, "tiny")["waiting"] == 0, 10, "none waiting", 0.01)
         assert since.s < 2
-    finally:
-        engine.send(signal.SIGCONT)
     assert machine.ask("tiny").status == 200
     assert machine.served("tiny", 1) == 1
 

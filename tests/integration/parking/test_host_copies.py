@@ -50,7 +50,7 @@ def in_phase(here: ParkMachine, name: str, phase: str) -> dict[str, int]:
 
 
 def test_a_copy_is_charged_for_the_engines_whole_life_and_a_wake_reads_nothing(tmp_path: Path) -> None:
-    slow = {"load_s": 0.5, "sleep_s": 0.5, "wake_s": 0.5}
+    slow = {"load_s": 1.0, "sleep_s": 1.0, "wake_s": 1.0}  # somebody has to see the phases
     with park_machine(tmp_path, PORTS, {"vllm": slow, "sglang": {}}, SETTINGS) as here:
         vllm, sglang = here.installations["vllm"], here.installations["sglang"]
         assert deploy(here, "ada", "vllm", GIB // 4).status == 0
