@@ -36,7 +36,8 @@ from capyctl.documents import owned, places
 from capyctl.errors import Failure, Lost, Refusal
 from capyctl.fsm.types import DeploymentId, Generation, Incarnation, Millis, ProcessIdentity, Role
 from capyctl.host.segments import Segment
-from capyctl.session.codec import canonical, decode_message, encode_message
+from capyctl.session.codec import canonical
+from capyctl.session.kinds import decode_message, encode_message
 from capyctl.session.messages import Awake, Command, Launch, Parked, Release, Restore, Result
 
 JOURNAL_FILE = "journal.sqlite3"

@@ -10,7 +10,8 @@ from typing import Final
 
 from capyctl.control import events
 from capyctl.fsm import activation, cleanup, residency
-from capyctl.session.codec import PROOFS, Codec
+from capyctl.session.codec import Codec
+from capyctl.session.kinds import PROOFS
 
 EVENTS: Final[Mapping[type[events.Event], str]] = {
     events.DeployAsked: "deploy_asked",

@@ -50,7 +50,7 @@ from capyctl.ledger import (
 )
 from capyctl.ledger.charges import Shelf, checked
 from capyctl.ledger.settlement import SETTLES
-from capyctl.session.codec import Codec
+from capyctl.session.kinds import SESSION
 
 PARKS = plan(30, 20, 5)
 
@@ -329,9 +329,9 @@ def test_limits_that_cannot_be_are_our_bug(wrong):
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
 def test_a_ledger_is_loaded_as_it_was_stored(phase):
-    codec = Codec()
+    codec = SESSION
     ledger = keep_larger(at(phase), owner("a"), (phase,))
-    rows = {name: codec.loads(codec.dumps(held), type(held)) for name, held in ledger.rows()}
+    rows = {name: SESSION.loads(SESSION.dumps(held), type(held)) for name, held in ledger.rows()}
     assert Ledger.load(epoch=ledger.epoch, hosts=ledger.hosts.values(), holdings=rows) == ledger
 
 

@@ -43,7 +43,7 @@ from capyctl.fsm.types import (
 )
 from capyctl.ledger.types import Allocation, Plan
 from capyctl.server.hosts import HostLinks, listener
-from capyctl.session import codec
+from capyctl.session import codec, kinds
 from capyctl.session import messages as m
 from capyctl.session.memory import MemoryLink
 
@@ -429,5 +429,5 @@ def test_how_long_requests_took_is_no_fact_of_the_world_and_is_kept_for_whoever_
     report = m.LatencyReport(seen_at_ms=900, incarnation=RUN, distributions=(figure,))
     listener(made, fed.append)(report)
     assert fed == []
-    assert codec.decode_message(json.loads(codec.canonical(codec.encode_message(report)))) == report
+    assert kinds.decode_message(json.loads(codec.canonical(kinds.encode_message(report)))) == report
     assert RUN.lane not in made.latencies.last, "nobody has such an instance"

@@ -17,7 +17,7 @@ from capyctl.host import looks
 from capyctl.server.hosts import HostLinks, listener
 from capyctl.server.services import with_progress
 from capyctl.session import messages as m
-from capyctl.session.codec import decode_message, encode_message
+from capyctl.session.kinds import decode_message, encode_message
 
 
 @attrs.define(eq=False)

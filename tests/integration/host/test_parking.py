@@ -22,7 +22,8 @@ from capyctl.host.journal import Memory, open_journal
 from capyctl.host.segments import Segment
 from capyctl.router.desk import NotAccepted
 from capyctl.session import messages as m
-from capyctl.session.codec import canonical, encode_message
+from capyctl.session.codec import canonical
+from capyctl.session.kinds import encode_message
 
 from .conftest import Host, Running
 from .fakes import UNIFIED, incarnation, launch

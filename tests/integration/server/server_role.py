@@ -33,7 +33,7 @@ from capyctl.server.management import build_management
 from capyctl.server.services import RoleFacts, Services
 from capyctl.server.store import Store
 from capyctl.session import messages as m
-from capyctl.session.codec import decode_message, encode_message
+from capyctl.session.kinds import decode_message, encode_message
 from capyctl.session.memory import MemoryLink
 
 GIB = 1 << 30

@@ -16,8 +16,9 @@ from capyctl.fsm.types import Phase, ProcessIdentity
 from capyctl.ledger.types import Allocation, Plan
 from capyctl.server import kinds
 from capyctl.session import codec, messages
+from capyctl.session import kinds as sent
 
-MESSAGES = [kind for table in (codec.COMMANDS, codec.RESULTS, codec.REPORTS) for kind in table]
+MESSAGES = [kind for table in (sent.COMMANDS, sent.RESULTS, sent.REPORTS) for kind in table]
 QUICK = settings(
     max_examples=8, deadline=None, derandomize=True, phases=[Phases.generate], suppress_health_check=list(HealthCheck)
 )
@@ -42,7 +43,7 @@ def test_every_session_message_crosses_the_wire(kind):
     @QUICK
     @given(values.of(kind))
     def round_trip(message):
-        assert codec.decode_message(json.loads(json.dumps(codec.encode_message(message)))) == message
+        assert sent.decode_message(json.loads(json.dumps(sent.encode_message(message)))) == message
 
     round_trip()
 
@@ -91,13 +92,13 @@ def test_every_kind_of_row_comes_back_from_the_store(kind):
 )
 def test_what_the_type_does_not_say_is_refused(text):
     with pytest.raises(codec.Malformed):
-        codec.SESSION.loads(text, Allocation)
+        sent.SESSION.loads(text, Allocation)
 
 
 @pytest.mark.parametrize("data", [{}, {"kind": "no such"}, {"kind": ["launch"]}, [], None, "launch"])
 def test_a_message_without_a_known_kind_is_refused(data):
     with pytest.raises(codec.Malformed):
-        codec.decode_message(data)
+        sent.decode_message(data)
 
 
 def test_a_proof_that_does_not_hold_cannot_be_read_back():
@@ -114,21 +115,21 @@ def test_a_proof_that_does_not_hold_cannot_be_read_back():
         },
     }
     with pytest.raises(codec.Malformed, match="every recorded process was observed absent"):
-        codec.decode_message(forged)
+        sent.decode_message(forged)
 
 
 def test_an_absent_field_takes_its_default_so_that_old_records_stay_readable():
-    assert codec.SESSION.loads('{"pid": 1, "boot_id": "b", "start_ticks": 2}', ProcessIdentity) == ProcessIdentity(
+    assert sent.SESSION.loads('{"pid": 1, "boot_id": "b", "start_ticks": 2}', ProcessIdentity) == ProcessIdentity(
         1, "b", 2
     )
-    assert codec.SESSION.dumps(ProcessIdentity(1, "b", 2)) == '{"boot_id":"b","pid":1,"start_ticks":2}'
+    assert sent.SESSION.dumps(ProcessIdentity(1, "b", 2)) == '{"boot_id":"b","pid":1,"start_ticks":2}'
 
 
 @QUICK
 @given(values.of(Plan))
 def test_one_value_has_one_spelling(plan):
-    again = codec.SESSION.loads(codec.SESSION.dumps(plan), Plan)
-    assert codec.SESSION.dumps(again) == codec.SESSION.dumps(plan)
+    again = sent.SESSION.loads(sent.SESSION.dumps(plan), Plan)
+    assert sent.SESSION.dumps(again) == sent.SESSION.dumps(plan)
 
 
 def test_mappings_are_written_by_their_keys_words():
@@ -139,11 +140,11 @@ def test_mappings_are_written_by_their_keys_words():
         wake_ms=2,
         context_tokens=3,
     )
-    assert codec.SESSION.encode(plan)["phases"] == {"cold": {"bytes": {"unified": 5}}}
+    assert sent.SESSION.encode(plan)["phases"] == {"cold": {"bytes": {"unified": 5}}}
 
 
 @QUICK
 @given(st.dictionaries(values.of(orders.Receipt), st.integers(0, 5), max_size=3))
 def test_mappings_with_other_keys_are_lists_of_pairs(data):
     typed = dict[orders.Receipt, int]
-    assert codec.SESSION.loads(codec.SESSION.dumps(data, typed), typed) == data
+    assert sent.SESSION.loads(sent.SESSION.dumps(data, typed), typed) == data
