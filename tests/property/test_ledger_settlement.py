@@ -329,7 +329,6 @@ def test_limits_that_cannot_be_are_our_bug(wrong):
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
 def test_a_ledger_is_loaded_as_it_was_stored(phase):
-    codec = SESSION
     ledger = keep_larger(at(phase), owner("a"), (phase,))
     rows = {name: SESSION.loads(SESSION.dumps(held), type(held)) for name, held in ledger.rows()}
     assert Ledger.load(epoch=ledger.epoch, hosts=ledger.hosts.values(), holdings=rows) == ledger
