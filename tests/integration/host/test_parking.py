@@ -15,8 +15,7 @@ import trio
 
 from capyctl.clock import now_ms
 from capyctl.fsm.types import Bytes, Millis, ProcessIdentity, RequestId, Residency, Token
-from capyctl.host import arrivals, custody, launching, logs, looks
-from capyctl.host import journal as journals
+from capyctl.host import arrivals, custody, journal_file, launching, logs, looks
 from capyctl.host.engine import LOAD_EVERY_S
 from capyctl.host.journal import Memory, open_journal
 from capyctl.host.segments import Segment
@@ -564,7 +563,7 @@ async def test_a_journal_of_before_is_taken_over_with_its_engines(tmp_path: Path
     await (await open_journal(path)).close()
     path.unlink()
     db = sqlite3.connect(path)
-    db.executescript(journals._SCHEMA)
+    db.executescript(journal_file._SCHEMA)
     command = launch(model)
     text = canonical(encode_message(command))
     db.execute(
