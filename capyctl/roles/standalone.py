@@ -11,8 +11,7 @@ is lost, every engine is looked at again, and only then the role says that it is
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,17 +20,16 @@ import attrs
 import trio
 
 from capyctl import clock as clocks
-from capyctl import router, ulid
+from capyctl import ulid
 from capyctl.control import events, views
 from capyctl.control.book import Settings
 from capyctl.control.records import RECORDS
 from capyctl.control.traffic import QueueLimits
 from capyctl.control.world import World
-from capyctl.documents import places, standalone
+from capyctl.documents import places
 from capyctl.documents.places import Credentials
-from capyctl.documents.scalars import SocketAddress
 from capyctl.documents.settings import StandaloneSettings
-from capyctl.errors import CapyError, Failure, Refusal
+from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import (
     Activation,
     Bytes,
@@ -44,13 +42,13 @@ from capyctl.fsm.types import (
     SwitchId,
 )
 from capyctl.host import logs
-from capyctl.host.journal import JOURNAL_FILE
-from capyctl.host.orphans import engines_below
 from capyctl.ledger.shortfall import Shortfall
-from capyctl.roles import descriptors
+from capyctl.roles.doors import open_doors
+from capyctl.roles.first_start import first_start
 from capyctl.roles.machine import Machine, look_at_model, machine
-from capyctl.roles.ready import Ready, announce, say_left, tell_service_manager, warn_open
+from capyctl.roles.ready import announce, say_left, tell_service_manager
 from capyctl.roles.reshaped import Reshaped, check_cards, check_limits
+from capyctl.roles.stopping import Stopping, first_of
 from capyctl.roles.strays import ignore_strays
 from capyctl.server import log as logging
 from capyctl.server.control_socket import ControlSocket
@@ -59,12 +57,10 @@ from capyctl.server.desk import Desk
 from capyctl.server.driver import Driver
 from capyctl.server.hosts import HostLinks, installations, listener
 from capyctl.server.keys import KeyRing
-from capyctl.server.listener import serve_management
 from capyctl.server.lock import held
-from capyctl.server.management import build_management
 from capyctl.server.preview import Site
-from capyctl.server.services import RoleFacts, Services
-from capyctl.server.store import STORE_FILE, Store
+from capyctl.server.services import Services
+from capyctl.server.store import Store
 from capyctl.session import messages
 from capyctl.session.memory import MemoryLink
 
@@ -92,15 +88,8 @@ def run(settings: StandaloneSettings, *, format: str) -> int:
         with held(_prepared(settings), ROLE):
             trio.run(_run, settings, format)
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        raise first_of(group) from group
     return 0
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended the role, taken out of the nurseries around it: ours first."""
-    ours, rest = group.split(CapyError)
-    inner = (ours or rest or group).exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _prepared(settings: StandaloneSettings) -> Path:
@@ -112,94 +101,7 @@ def _prepared(settings: StandaloneSettings) -> Path:
     return Path(root) / LOCK_FILE
 
 
-def _served_before(store: str, journal: str) -> bool:
-    """Whether this state directory has a store. Raises: Refusal `unreconciled` when it had one and lost it.
-
-    A role opens its store before its host's journal, so a journal without a store is no first start: engines may
-    run that an empty store would let others be started beside.
-    """
-    if os.path.exists(journal) and not (os.path.exists(store) and os.path.getsize(store)):
-        raise Refusal(
-            "unreconciled",
-            f"the store {store} is missing or empty, but this state directory has served. Restore it; or, to begin "
-            f"anew, end the engines that still run and remove {journal}",
-        )
-    return os.path.exists(store)
-
-
-def _check_nobody_runs(host: Path) -> None:
-    """Refuse a first start beside engines of a state that was removed. Raises: Refusal `unreconciled`."""
-    left = engines_below(host)
-    if left:
-        raise Refusal(
-            "unreconciled",
-            f"engines of an earlier state at {host} still run, and nothing is known here of them and their memory: "
-            f"{', '.join(f'pid {pid}' for pid in left[:16])}. End them with kill, and start again",
-        )
-
-
-def _first_start(settings: StandaloneSettings) -> Credentials:
-    """Everything that a first start writes; a later one finds it. The lock is held."""
-    where = settings.places
-    for directory in (where.run, where.server, where.host):
-        places.keep_private(directory)
-    if settings.generated:
-        places.make_private(os.path.dirname(settings.document_path))
-        places.write_new(settings.document_path, standalone.GENERATED)
-    served_before = _served_before(os.path.join(where.server, STORE_FILE), os.path.join(where.host, JOURNAL_FILE))
-    if not served_before:
-        _check_nobody_runs(Path(where.host))
-    credentials = places.establish_credentials(where, served_before=served_before)
-    try:
-        os.makedirs(settings.models_dir, mode=0o755, exist_ok=True)
-    except OSError as wrong:
-        why = "it is no directory" if isinstance(wrong, FileExistsError) else wrong.strerror
-        raise Refusal(
-            "invalid_config", f"the models directory {settings.models_dir}: {why}. Name another with --models-root"
-        ) from None
-    return credentials
-
-
 # --- wiring ----------------------------------------------------------------------------------------
-
-
-@attrs.define(eq=False)
-class _Stopping:
-    """`asked` at the first signal, `hurry` at the second.
-
-    `asked` and `alone` when a part failed without which nothing new may begin: what engines are answering needs
-    neither the store nor the driver, and is finished within the time that a stop gives it.
-    """
-
-    asked: trio.Event = attrs.field(factory=trio.Event)
-    hurry: trio.Event = attrs.field(factory=trio.Event)
-    alone: trio.Event = attrs.field(factory=trio.Event)
-    failed: CapyError | None = None
-
-    async def unless_it_fails(
-        self, work: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Run the store or the driver. Its failure ends the role in order: whoever waits for an answer gets one."""
-        try:
-            await work(task_status=task_status)
-        except* CapyError as group:
-            wrong = _first(group)
-            assert isinstance(wrong, CapyError)
-            if self.failed is None:
-                self.failed = wrong
-                log.error("role.failed", code=wrong.code, reason=wrong.message)
-            self.asked.set()
-            self.alone.set()
-
-    async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and meant to be
-            numbers.append(signal.SIGHUP)  # its terminal closed: what it answers is finished all the same
-        with trio.open_signal_receiver(*numbers) as signals:
-            task_status.started()
-            async for number in signals:
-                log.info("role.stopping", signal=signal.Signals(number).name, again=self.asked.is_set())
-                (self.hurry if self.asked.is_set() else self.asked).set()
 
 
 async def _run(settings: StandaloneSettings, form: str) -> None:
@@ -217,8 +119,8 @@ async def _role(settings: StandaloneSettings, form: str, *, leaving: Shortfall |
 
     Returns: whether it ended by itself. Raises: Reshaped before anything is begun.
     """
-    stopping = _Stopping()
-    credentials = _first_start(settings)
+    stopping = Stopping()
+    credentials = first_start(settings)
     clock = clocks.now_ms
     store = Store(Path(settings.places.server), RECORDS)
     try:
@@ -336,7 +238,7 @@ def _services(
 async def _serve(
     settings: StandaloneSettings,
     form: str,
-    stopping: _Stopping,
+    stopping: Stopping,
     services: Services,
     here: Machine,
     leaving: Shortfall | None = None,
@@ -363,7 +265,7 @@ async def _serve(
                 await _drain(services, here.agent.host, undrain=True)
             await effects.start(ControlSocket(Path(settings.places.control_socket), services).serve)
             async with trio.open_nursery() as doors:
-                ready = await _open_doors(doors, settings, stopping, services, here, form)
+                ready = await open_doors(doors, ROLE, settings, stopping, services, here, form)
                 await _first_look(services, stopping)
                 for text in (text for row in views.hosts(services.world) for text in row["memory_warnings"]):
                     log.warning("memory.short", why=text)
@@ -419,7 +321,7 @@ async def _begin(services: Services, link: MemoryLink, host: HostId) -> None:
     )
 
 
-async def _leave(services: Services, stopping: _Stopping, host: HostId, short: Shortfall) -> None:
+async def _leave(services: Services, stopping: Stopping, host: HostId, short: Shortfall) -> None:
     """Stop what is charged on memory that is no more, with proof; its deployments start again on the new machine.
 
     Raises: Refusal `device_policy_mismatch` when something is still charged at the end of the limit.
@@ -456,7 +358,7 @@ async def _drain(services: Services, host: HostId, *, undrain: bool = False) -> 
     await services.driver.submit(asked)
 
 
-async def _first_look(services: Services, stopping: _Stopping) -> None:
+async def _first_look(services: Services, stopping: Stopping) -> None:
     """Wait until engines of before were looked at, for a while, or until the role is told to stop."""
 
     async def ends(scope: trio.CancelScope) -> None:
@@ -476,93 +378,3 @@ def _forget_address(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         pass  # it was stopped before it was ready
-
-
-async def _open_doors(
-    doors: trio.Nursery,
-    settings: StandaloneSettings,
-    stopping: _Stopping,
-    services: Services,
-    here: Machine,
-    form: str,
-) -> Ready:
-    """Bind and serve both listeners; what the banner says of them."""
-    listeners = settings.document.server.listeners
-    inference, management = listeners.inference, listeners.management
-    if inference.authentication == "none" and not inference.bind.loopback:
-        warn_open(str(inference.bind), form)
-    bound: str = await doors.start(partial(_serve_inference, inference.bind, settings, stopping, services, here))
-    admin: str = await doors.start(
-        partial(
-            serve_management,
-            build_management(services),
-            management.bind.host,
-            management.bind.port,
-            stopping=stopping.asked,
-        )
-    )
-    services.facts = RoleFacts(
-        role=ROLE,
-        state_dir=settings.places.root,
-        inference=bound,
-        inference_auth=inference.authentication,
-        management=admin,
-        document=settings.document_path,
-        rows=settings.rows,
-    )
-    return Ready(
-        role=ROLE,
-        inference=bound,
-        key_required=inference.authentication != "none",
-        management=admin,
-        engines=[profile.name for profile in here.registry.profiles()],
-        state=settings.places.root,
-        credentials=settings.places.credentials,
-    )
-
-
-async def _serve_inference(
-    bind: SocketAddress,
-    settings: StandaloneSettings,
-    stopping: _Stopping,
-    services: Services,
-    here: Machine,
-    *,
-    task_status: trio.TaskStatus[str],
-) -> None:
-    """The inference listener, until what runs has ended."""
-    server, queue = settings.document.server, settings.document.host.resource_policy.queue
-    app = router.build_app(
-        services.desk,
-        here.ingress,
-        services.keys,
-        settings=router.Settings(
-            buffered_bytes_max=queue.max_buffered_bytes_total.bytes,
-            stream_idle_seconds=queue.stream_idle_timeout.ms / 1000,
-            piece_bytes_max=server.relay.max_piece.bytes,
-            origins=frozenset(server.listeners.inference.allowed_origins),
-        ),
-    )
-    async with trio.open_nursery() as nursery:
-        try:
-            (address,) = await nursery.start(
-                partial(
-                    router.serve,
-                    app,
-                    str(bind),
-                    stopping=stopping.asked,
-                    hurry=stopping.hurry,
-                    alone=stopping.alone,
-                    drain_seconds=settings.document.shutdown.drain_timeout.ms / 1000,
-                    connections_max=descriptors.for_clients(descriptors.raise_limit()),
-                )
-            )
-        except CapyError as error:
-            if error.code == "port_conflict":  # that code is an engine's port; this one ends the start
-                raise Refusal(
-                    "unavailable",
-                    f"the inference listener cannot use {bind}: another program listens there; "
-                    "end it, or name another address with --listen",
-                ) from None
-            raise
-        task_status.started(address)
