@@ -175,12 +175,17 @@ def gib(amount: int) -> str:
 
 
 def larger(needed: int, there: int) -> tuple[str, str]:
-    """Two amounts for people, the first of them larger; in MiB, or in bytes, where both would read the same."""
+    """Two amounts for people, the first of them larger: in MiB, with more decimals, or in bytes, where both would read
+    the same."""
     if _read(gib(needed)) > _read(gib(there)):
         return gib(needed), gib(there)
     mib = _BYTES["MiB"]
     if needed % mib == there % mib == 0:
         return f"{needed // mib} MiB", f"{there // mib} MiB"
+    for decimals in (2, 3):
+        finer = tuple(f"{amount / _BYTES['GiB']:.{decimals}f} GiB" for amount in (needed, there))
+        if _read(finer[0]) > _read(finer[1]):
+            return finer[0], finer[1]
     return f"{needed} B", f"{there} B"
 
 

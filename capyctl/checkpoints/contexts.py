@@ -233,7 +233,7 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
         return Context(tokens=declared, notes={"context_warning": short})
     if held.tokens is None:
         tokens = min(FALLBACK_CONTEXT, trained or FALLBACK_CONTEXT)
-        return Context(tokens=tokens, reason=f"{tokens} tokens, since {held.why}")
+        return Context(tokens=tokens, reason=f"since {held.why}")
     if held.tokens < BLOCK_TOKENS:
         raise Refusal(
             "checkpoint_unusable",

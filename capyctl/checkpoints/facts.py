@@ -90,10 +90,10 @@ def _check_split(headers: Mapping[str, Header], pick: GgufPick) -> None:
     for number, name in enumerate(pick.shards):
         said = (headers[name].number("split.no"), headers[name].number("split.count"))
         if said != (number, len(pick.shards)):
-            raise Refusal(
-                "checkpoint_unusable",
-                f"{name} says that it is shard {said[0]} of {said[1]}, its name says {number} of {len(pick.shards)}",
-            )
+            what = "does not say which shard it is"
+            if said[0] is not None and said[1] is not None:
+                what = f"says that it is shard {said[0] + 1} of {said[1]}"
+            raise Refusal("checkpoint_unusable", f"{name} {what}, and its name says {number + 1} of {len(pick.shards)}")
 
 
 def _cache_shape(header: Header, architecture: str) -> dict[str, Any]:

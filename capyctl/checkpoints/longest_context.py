@@ -38,7 +38,7 @@ _ALLOWED: Mapping[str, str] = {
 }
 """The variable with which an engine takes more."""
 _YES = frozenset({"1", "true", "yes", "y", "t", "on"})
-_OTHER_DESCRIPTION: Mapping[str, tuple[str, ...]] = {
+OTHER_DESCRIPTION: Mapping[str, tuple[str, ...]] = {
     "vllm": ("--hf-overrides", "--hf-config-path", "--config-format"),
     "sglang": ("--json-model-override-args", "--decrypted-config-file"),
 }
@@ -73,7 +73,7 @@ def longest(facts: Mapping[str, Any], document: Deployment, family: str) -> Long
     if variable is None or lifted(facts, document, variable):
         return None
     args = arguments(facts, document)
-    if any(said(args, option) is not None for option in _OTHER_DESCRIPTION[family]):
+    if any(said(args, option) is not None for option in OTHER_DESCRIPTION[family]):
         return None
     found: list[Longest] = []
     own = _limit(facts, family)

@@ -46,13 +46,16 @@ def derive_plan(
       request_deadline_ms: the host's, for a document that states none; it bounds the derived time limits.
     Raises: Refusal `checkpoint_unusable` when the sums leave no cache, `no_safe_estimate` when memory cannot be
       derived and is not stated, `insufficient_resources` or `insufficient_device_memory` when it can never
-      fit this host, `invalid_config` for a context above the longest that its engine takes,
+      fit this host, `invalid_config` for a context above the longest that its engine takes, or ranks
+      that it cannot share the model's heads out to,
       `missing_system_allocation`, `multi_gpu_unsupported` for ranks of a family that runs on one device,
       `host_ineligible` for cards that the host has not, `capability_missing:lmcache` for a required cache server.
     """
     if document.topology.ranks > 1 and family not in ways_out.SPLIT:
         raise Refusal("multi_gpu_unsupported", f"{document.name}: {family} runs on one device here; leave topology out")
     machine = machine_of(document, policy)
+    if family == "vllm":
+        sizing_tensors.check_heads(facts, document)
     weights = weights_of(facts)
     server = cache_server.server_bytes(facts, document, family, residency)
     told = host_memory.taken(facts, document, family)
@@ -175,4 +178,5 @@ def _shown(facts: Mapping[str, Any], machine: Machine, weights: int, needs: Need
     for name in ("model_type", "quantization", *PARSERS):
         if facts.get(name):
             shown[name] = str(facts[name])
-    return shown if needs.cache is None else {**shown, "kv_cache_bytes": str(needs.cache)}
+    # TensorFold is told no cache: what its cap leaves is its own to use.
+    return shown if needs.cache is None or family == "tensorfold" else {**shown, "kv_cache_bytes": str(needs.cache)}

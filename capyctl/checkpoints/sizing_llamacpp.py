@@ -206,7 +206,7 @@ def _fit(
         if declared is not None:
             return declared, None
         context = min(FALLBACK_CONTEXT, trained or FALLBACK_CONTEXT)
-        return context, f"{context} tokens, since the cache cannot be derived: {why}"
+        return context, f"since the cache cannot be derived: {why}"
     if declared is not None:
         needed = slots * kv_cache.pad(declared) * per_token
         if needed > budget:

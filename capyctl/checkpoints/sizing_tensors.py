@@ -17,6 +17,7 @@ import attrs
 from capyctl.checkpoints import contexts, hybrid_state, shares, token_bytes
 from capyctl.checkpoints.arguments import arguments, counted, said
 from capyctl.checkpoints.hybrid_state import State
+from capyctl.checkpoints.longest_context import OTHER_DESCRIPTION
 from capyctl.checkpoints.machines import GIB, Machine
 from capyctl.checkpoints.phases import Needs
 from capyctl.documents.deployment import Deployment
@@ -70,6 +71,23 @@ def rank_weights(facts: Mapping[str, Any], document: Deployment, family: str) ->
         if split is not None:  # what is not loaded is not shared out either, wherever it stands in the files
             split = attrs.evolve(split, sharded_bytes=max(0, split.sharded_bytes - sum(tables)))
     return shares.share(weights, document.topology, split)
+
+
+def check_heads(facts: Mapping[str, Any], document: Deployment) -> None:
+    """Refuse ranks that vLLM does not start with: each has as many of the model's attention heads as the others.
+
+    Raises: Refusal `invalid_config`.
+    """
+    heads, ranks = facts.get("heads"), document.topology.tensor_parallel
+    described_otherwise = any(said(arguments(facts, document), name) is not None for name in OTHER_DESCRIPTION["vllm"])
+    if heads and heads % ranks and not described_otherwise:
+        fine = [str(count) for count in range(1, ranks + 1) if heads % count == 0]
+        raise Refusal(
+            "invalid_config",
+            f"{document.name}: topology.tensor_parallel: is {ranks}; vLLM starts only where it divides the {heads} "
+            f"attention heads of the model. Use {' or '.join(fine[-2:])}",
+            details={"heads": heads, "tensor_parallel": ranks},
+        )
 
 
 def _tables_stay_on_disk(args: list[str], family: str) -> bool:
@@ -214,8 +232,9 @@ def _within(
             smallest = stated.bytes - left + (asked or 1) + state.bytes(least)
             raise Refusal(
                 "checkpoint_unusable",
-                f"{stated.words}, leaves no room for the state of {least} running requests "
-                f"({gib(state.bytes(least))}); {gib(smallest)} is the least that fits",
+                f"{stated.words} leaves no room beside {gib(weights)} of weights{_and(overhead)} for the state of "
+                f"{least} running request{'s' if least > 1 else ''} ({gib(state.bytes(least))}); "
+                f"{gib(smallest)} is the least that fits",
                 details={"state_bytes": state.bytes(least), "needs_bytes": smallest},
             )
         running = fits

@@ -167,10 +167,7 @@ def test_a_hybrid_is_fitted_beside_its_states_or_falls_back_naming_the_cache_it_
     tight = plan(facts, deployment(CACHE))
     needed = gib((32 * 3 + 2) * block)
     assert tight.context_tokens == 4096
-    assert (
-        tight.context_reason
-        == f"4096 tokens, since 1.0 GiB of KV cache holds no state for each of 32 requests; {needed} would"
-    )
+    assert tight.context_reason == f"since 1.0 GiB of KV cache holds no state for each of 32 requests; {needed} would"
     few = plan(facts, deployment(CACHE | {"max_concurrent_requests": 2}))
     assert few.context_tokens == (GIB // block - 2 - 3 * 4) * 528
     extra = args("--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')

@@ -49,6 +49,18 @@ def test_two_ranks_are_charged_on_a_card_each_and_on_the_ram_once() -> None:
     assert alone.pools["kv_tokens"] * 2 == made.pools["kv_tokens"]
 
 
+def test_vllm_shares_heads_out_evenly_or_does_not_start() -> None:
+    facts = tensors(8 * GIB, (layers_of(36),)) | {"heads": 32}
+    three = deployment({}, topology={"tensor_parallel": 3})
+    with pytest.raises(CapyError, match="is 3; vLLM starts only where it divides the 32 attention heads") as caught:
+        derive_plan(facts, three, alike(4), family="vllm")
+    assert (caught.value.code, caught.value.message[-10:]) == ("invalid_config", "Use 1 or 2")
+    assert planned(facts | {"heads": 48}, three, alike(4)) is not None
+    assert planned(facts, deployment({}, "sglang", topology={"tensor_parallel": 3}), alike(4)) is not None
+    otherwise = deployment(args("--hf-overrides", "{}"), topology={"tensor_parallel": 3})
+    assert planned(facts, otherwise, alike(4)) is not None
+
+
 def test_stages_are_charged_for_the_largest_of_them() -> None:
     facts = tensors(
         50 * GIB, (layers_of(50),), sharded_bytes=40 * GIB, layer_count=50, largest_layer_bytes=40 * GIB // 50

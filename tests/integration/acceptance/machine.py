@@ -273,7 +273,7 @@ class Machine:
         return answer
 
     def call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 10.0
+        self, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float = 60.0
     ) -> tuple[int, Any]:
         """Status and content of one management call, however it is answered."""
         host, _, port = self.management.rpartition(":")
