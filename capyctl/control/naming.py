@@ -1,4 +1,4 @@
-"""Owners of memory by the names that people gave them."""
+"""Hosts, instances and owners of memory by the names that people gave them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.fsm.types import HostId, Lane
+
+DEPLOYMENT = "deployment:"  # others than deployments own memory too
 
 
 @attrs.frozen
@@ -16,7 +19,7 @@ class _Names(Mapping[str, str]):
     book: Book
 
     def __getitem__(self, owner: str) -> str:
-        if not owner.startswith("deployment:"):
+        if not owner.startswith(DEPLOYMENT):
             raise KeyError(owner)
         return self.book.deployments[lane_of_owner(owner).deployment].spec.name
 
@@ -30,3 +33,23 @@ class _Names(Mapping[str, str]):
 def names(book: Book) -> Mapping[str, str]:
     """Ledger owners by the names of their deployments."""
     return _Names(book)
+
+
+def host_name(book: Book, host: HostId) -> str:
+    """A host by its name; one that is not here by its id."""
+    row = book.hosts.get(host)
+    return host if row is None else row.policy.name
+
+
+def lane_name(book: Book, lane: Lane) -> str:
+    """`<deployment>/<index>`."""
+    row = book.deployments.get(lane.deployment)
+    return f"{row.spec.name if row else lane.deployment}/{lane.index}"
+
+
+def owner_name(book: Book, owner: str) -> str:
+    """An owner by the name of its instance; others by their key."""
+    if not owner.startswith(DEPLOYMENT):
+        return owner
+    lane = lane_of_owner(owner)
+    return lane_name(book, lane) if lane in book.instances else owner

@@ -9,6 +9,7 @@ from typing import Any
 
 from capyctl.control import provenance
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.host_views import domain_limits
 from capyctl.control.spelling import instant, size, sizes
 from capyctl.control.world import World
 from capyctl.fsm import instance
@@ -70,14 +71,7 @@ def _domain(
     most = min(limits.managed_bytes, limits.capacity_bytes - limits.reserve_bytes)
     sample = book.seen.get(host, {}).get(name)
     return {
-        "domain_id": name,
-        "kind": limits.kind.value,
-        "device_id": limits.device,
-        # As it was seen: a control group's limit may have come or gone since the limits were derived.
-        "capacity_bytes": size(limits.capacity_bytes if sample is None else sample.capacity_bytes),
-        "managed_limit": size(limits.managed_bytes),
-        "free_reserve": size(limits.reserve_bytes),
-        "parked_limit": size(limits.parked_bytes),
+        **domain_limits(name, limits, sample),
         "reserved_bytes": size(reserved),
         "unreserved_bytes": size(max(0, most - reserved)),
         "parked_bytes": size(book.ledger.parked(host, name)),

@@ -6,14 +6,14 @@ what the ledger holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from capyctl.control import operations, provenance, requests, residue
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.host_views import hosts, released, switch_view
+from capyctl.control.naming import host_name, lane_name
 from capyctl.control.records import DeploymentRow, InstanceRow
 from capyctl.control.spelling import instant, size, sizes
-from capyctl.control.traffic import PLACES_MAX
 from capyctl.control.world import World
 from capyctl.fsm import deployment as machine
 from capyctl.fsm import instance, request, switch
@@ -23,7 +23,6 @@ from capyctl.fsm.operation import State as Operation
 from capyctl.fsm.types import (
     DeploymentId,
     Domain,
-    HostId,
     Lane,
     Millis,
     OperationId,
@@ -36,9 +35,6 @@ from capyctl.ledger.charges import Holding
 from capyctl.ledger.types import HostPolicy, Plan
 
 Json = dict[str, Any]  # plain JSON values of several types
-
-LOAD_STALE_MS = 3_000
-LOAD_DROPPED_MS = 30_000
 
 STATES = ("ready", "draining", "parking", "waking", "starting", "stopping")
 """Aggregate states in order of precedence, as far as one instance decides (lifecycle 3.2)."""
@@ -81,7 +77,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
     instances = list(book.of(identity))
     ready = sum(one.gate_open for _, one in instances)
     latest = book.operations.get(book.latest_operation.get(identity, OperationId("")))
-    plan, policy = _plan(row, instances), _policy(book, row, instances)
+    plan, policy = shown_plan(row, instances), _policy(book, row, instances)
     return {
         "id": identity,
         "name": spec.name,
@@ -99,7 +95,7 @@ def _deployment(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
         "observed_state": observed_state(row, [one for _, one in instances]),
         "degraded": 0 < ready < spec.instances,
         "ready": f"{ready}/{spec.instances}",
-        "hosts": [{"id": host, "name": _host_name(book, host)} for host in spec.hosts],
+        "hosts": [{"id": host, "name": host_name(book, host)} for host in spec.hosts],
         "instances": [_instance(book, lane, one, now_ms) for lane, one in instances],
         "startup": None if plan is None else provenance.of_phase(plan, policy, Phase.COLD),
         "parked": None if plan is None else provenance.of_phase(plan, policy, Phase.PARKED),
@@ -164,7 +160,7 @@ def _doubted(one: InstanceRow) -> bool:
     return one.is_ready and not one.gate_open and instance.wants_proof(one.machine)
 
 
-def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan | None:
+def shown_plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan | None:
     """What a run was sized by, else what the first host resolved the revision to."""
     for _, one in instances:
         if one.plan is not None and one.has_launch:
@@ -173,7 +169,7 @@ def _plan(row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> Plan
 
 
 def _policy(book: Book, row: DeploymentRow, instances: list[tuple[Lane, InstanceRow]]) -> HostPolicy | None:
-    """Of the host that `_plan` is for."""
+    """Of the host that `shown_plan` is for."""
     hosts = [one.run.host for _, one in instances if one.plan is not None and one.has_launch]
     host = next(iter([*hosts, *row.plans]), None)
     return None if host is None or host not in book.hosts else book.hosts[host].policy
@@ -204,7 +200,7 @@ def _instance(book: Book, lane: Lane, one: InstanceRow, now_ms: Millis) -> Json:
     return {
         "index": lane.index,
         "host_id": host,
-        "host": None if host is None else _host_name(book, host),
+        "host": None if host is None else host_name(book, host),
         "generation": None if run.generation is None else str(run.generation),
         "revision": str(one.revision) if one.has_launch else None,
         "observed_state": state,
@@ -327,7 +323,7 @@ def _because(row: DeploymentRow) -> str:
     return f": {row.spec.residency_reason}" if row.spec.residency_reason else ""
 
 
-# --- operations, hosts, load, snapshot ----------------------------------------------------------------
+# --- operations, requests, the whole ----------------------------------------------------------------
 
 
 def operation(world: World, identity: OperationId) -> Json | None:
@@ -342,9 +338,9 @@ def _victims(book: Book, state: Operation) -> list[Json]:
     return [
         {
             "instance": str(victim.lane),
-            "name": _lane_name(book, victim.lane),
+            "name": lane_name(book, victim.lane),
             "way": "park" if victim.parks else "stop (no room to park)" if victim.no_room else "stop",
-            "released": _released(victim),
+            "released": released(victim),
         }
         for victim in (() if made is None else made.victims)
     ]
@@ -379,142 +375,6 @@ def _operation(state: Operation) -> Json:
         ],
         "accepted_at_ms": instant(state.accepted_at_ms),
         "finished_at_ms": instant(state.ended_at_ms),
-    }
-
-
-def hosts(world: World) -> list[Json]:
-    """Every host with its limits, what is charged and what was seen there (api 5.7)."""
-    book = world.book
-    return [_host(book, host) for host in sorted(book.hosts, key=lambda one: book.hosts[one].policy.name)]
-
-
-def _host(book: Book, host: HostId) -> Json:
-    row = book.hosts[host]
-    online = host in book.online
-    seen = book.seen.get(host, {})
-    domains = []
-    for name, limits in sorted(row.policy.domains.items()):
-        sample = seen.get(name)
-        domains.append(
-            {
-                "domain_id": name,
-                "kind": limits.kind.value,
-                "device_id": limits.device,
-                "capacity_bytes": size(limits.capacity_bytes if sample is None else sample.capacity_bytes),
-                "managed_limit": size(limits.managed_bytes),
-                "free_reserve": size(limits.reserve_bytes),
-                "parked_limit": size(limits.parked_bytes),
-                "charged_bytes": size(book.ledger.charged(host, name)),
-                "available_bytes": size(None if sample is None else sample.available_bytes),
-                "observed_at_unix_ms": instant(None if sample is None else sample.seen_at_ms),
-                "memory_source": None if sample is None else sample.source or None,
-                "residents": [
-                    {"name": _owner_name(book, owner), "bytes": size(amount)}
-                    for owner, amount in sorted(({} if sample is None else sample.residents).items())
-                ],
-                "owners": [
-                    {"name": _owner_name(book, owner), "phase": held.phase.value, "bytes": size(held.on(name))}
-                    for owner, held in sorted(book.ledger.on(host))
-                    if held.on(name)
-                ],
-            }
-        )
-    return {
-        "id": host,
-        "name": row.policy.name,
-        "state": "draining" if row.draining else "online" if online else "offline",
-        "eligible": online and not row.draining,
-        "domains": domains,
-        "memory_warnings": provenance.memory_warnings(book, host, row) if online else [],
-        "switch": _switch(book, host),
-    }
-
-
-def _switch(book: Book, host: HostId) -> Json | None:
-    identity = book.active_switches.get(host)
-    return None if identity is None else switch_view(book, book.switches[identity])
-
-
-def switch_view(book: Book, state: switch.State) -> Json:
-    """One switch: for whom, at whose cost, how far."""
-    target = book.deployments.get(state.target)
-    return {
-        "id": state.switch,
-        "target": target.spec.name if target else state.target,
-        "host_id": state.host,
-        "phase": state.phase.value,
-        "started_at_ms": instant(state.started_at_ms),
-        "ended_at_ms": instant(state.ended_at_ms),
-        "code": state.code,
-        "reason": state.reason or None,
-        "victims": [
-            {
-                "name": _lane_name(book, victim.lane),
-                "released": _released(victim),
-            }
-            for victim in state.victims
-        ],
-    }
-
-
-def _released(victim: switch.Victim) -> str | None:
-    return None if victim.released is None else f"released: {victim.released.value}"
-
-
-def load(world: World, now_ms: Millis) -> Json:
-    """Live load (api 5.9): memory only, cheap enough for a poll each second."""
-    book = world.book
-    rows = sorted(book.deployments.values(), key=lambda row: row.spec.name)
-    return {
-        "observed_at_ms": now_ms,
-        "stale_after_ms": LOAD_STALE_MS,
-        "deployments": [_load(book, row, now_ms) for row in rows],
-    }
-
-
-def _load(book: Book, row: DeploymentRow, now_ms: Millis) -> Json:
-    queue = book.traffic.queues.get(row.state.deployment)
-    instances = list(book.of(row.state.deployment))
-    plan = _plan(row, instances)
-    return {
-        "deployment_id": row.state.deployment,
-        "name": row.spec.name,
-        "router": {
-            "in_flight": len(queue.running) if queue else 0,
-            "in_flight_limit": PLACES_MAX,
-            "waiting": len(queue.waiting) if queue else 0,
-            "waiting_limit": book.traffic.limits.pending_per_deployment,
-        },
-        "max_running": {"count": plan.slots, "source": "engine"} if plan else {"source": "engine_default"},
-        "instances": [
-            {
-                "index": lane.index,
-                "host_id": one.run.host,
-                "generation": one.run.generation,
-                "observed_state": instance.published(one.machine),
-                "router_in_flight": book.running_on.get(lane, 0),
-                "sample": _sample(book, lane, now_ms),
-            }
-            for lane, one in instances
-        ],
-    }
-
-
-def _sample(book: Book, lane: Lane, now_ms: Millis) -> Json | None:
-    report = book.loads.get(lane)
-    if report is None or now_ms - report.read_at_ms > LOAD_DROPPED_MS:
-        return None
-    age = max(0, now_ms - report.read_at_ms)
-    engine: Mapping[str, int | None] = {
-        "running": report.running,
-        "waiting": report.waiting,
-        "kv_usage_ppm": report.kv_usage_ppm,
-    }
-    return {
-        "sampled_at_ms": report.read_at_ms,
-        "age_ms": age,
-        "fresh": age <= LOAD_STALE_MS,
-        "engine": {name: value for name, value in engine.items() if value is not None},
     }
 
 
@@ -563,23 +423,3 @@ def waiting(world: World, identity: RequestId) -> tuple[str, int] | None:
     order = list(world.book.traffic.queue(state.deployment).waiting)
     rows = [one for _, one in world.book.of(state.deployment)]
     return observed_state(row, rows), order.index(identity) + 1
-
-
-# --- names ----------------------------------------------------------------------------------------------
-
-
-def _host_name(book: Book, host: HostId) -> str:
-    row = book.hosts.get(host)
-    return host if row is None else row.policy.name
-
-
-def _lane_name(book: Book, lane: Lane) -> str:
-    row = book.deployments.get(lane.deployment)
-    return f"{row.spec.name if row else lane.deployment}/{lane.index}"
-
-
-def _owner_name(book: Book, owner: str) -> str:
-    for lane in book.instances:
-        if lane.owner == owner:
-            return _lane_name(book, lane)
-    return owner

@@ -21,7 +21,7 @@ import trio
 
 from capyctl import clock as clocks
 from capyctl import ulid
-from capyctl.control import events, views
+from capyctl.control import events, host_views, views
 from capyctl.control.book import Settings
 from capyctl.control.records import RECORDS
 from capyctl.control.traffic import QueueLimits
@@ -267,7 +267,7 @@ async def _serve(
             async with trio.open_nursery() as doors:
                 ready = await open_doors(doors, ROLE, settings, stopping, services, here, form)
                 await _first_look(services, stopping)
-                for text in (text for row in views.hosts(services.world) for text in row["memory_warnings"]):
+                for text in (text for row in host_views.hosts(services.world) for text in row["memory_warnings"]):
                     log.warning("memory.short", why=text)
                 if not stopping.asked.is_set():
                     places.replace(settings.places.management_address, f"{ready.management}\n")

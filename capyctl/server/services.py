@@ -15,7 +15,7 @@ import trio
 
 from capyctl import __version__, ulid
 from capyctl.clock import Clock
-from capyctl.control import events, orders, usage, views
+from capyctl.control import events, host_views, live_load, orders, usage, views
 from capyctl.control.spec import Spec
 from capyctl.control.spelling import size
 from capyctl.control.world import World
@@ -157,11 +157,11 @@ class Services:
             "compatibility": "supported",
             "engines": names,
         }
-        return {"server_version": __version__, "hosts": [{**row, **known} for row in views.hosts(self.world)]}
+        return {"server_version": __version__, "hosts": [{**row, **known} for row in host_views.hosts(self.world)]}
 
     def load(self, deployment: str | None) -> dict[str, Any]:
         """Live load. Raises: Refusal `not_found` for an id that names no deployment."""
-        return _of_one(views.load(self.world, self.clock()), deployment)
+        return _of_one(live_load.load(self.world, self.clock()), deployment)
 
     def latency(self, deployment: str | None) -> dict[str, Any]:
         """Latency distributions. Raises: Refusal `not_found` for an id that names no deployment."""

@@ -12,7 +12,7 @@ from world import Shell, shell
 from world_values import RAM, VLLM, Model, gib, policy
 
 from capyctl.control import events as e
-from capyctl.control import residue, views
+from capyctl.control import host_views, residue, views
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.proofs import Resident
 from capyctl.fsm.types import DeploymentId, HostId, Lane, Millis, Phase, Residency
@@ -314,12 +314,12 @@ def test_limits_that_other_programs_took_are_warned_of_and_what_deployments_hold
     here, (a,) = world(BIG, policies=(policy("h1", capacity=20, managed=14),), attributed=True)
     served(here, a)
     here.run(30_000)
-    (host,) = views.hosts(here.world)
+    (host,) = host_views.hosts(here.world)
     assert host["memory_warnings"] == []
     assert host["domains"][0]["residents"] == [{"name": "a/0", "bytes": str(gib(4))}]
     here.hosts[HOST].foreign_bytes = gib(8)
     here.run(30_000)
-    (host,) = views.hosts(here.world)
+    (host,) = host_views.hosts(here.world)
     assert host["memory_warnings"] == [
         "unified: managed limit 14.0 GiB and reserve 1.0 GiB do not fit into the 8.0 GiB available now and the 4.0 GiB "
         "that deployments hold there; starts may wait until other programs free memory"
@@ -331,7 +331,7 @@ def test_a_card_that_is_not_read_is_warned_of_and_whoever_waits_for_it_is_told_s
     (a,) = here.world.book.deployments
     here.unread = frozenset({GPU1})
     here.run(10_000)
-    (host,) = views.hosts(here.world)
+    (host,) = host_views.hosts(here.world)
     assert host["memory_warnings"] == ["gpu1: its card could not be read; nothing starts or wakes there until it is"]
     here.start(a)
     here.run(30_000)
@@ -341,4 +341,4 @@ def test_a_card_that_is_not_read_is_warned_of_and_whoever_waits_for_it_is_told_s
     here.unread = frozenset()
     here.run(60_000, until=lambda: here.lane(a).gate_open)
     assert here.lane(a).gate_open, "it starts by itself once the card is read"
-    assert views.hosts(here.world)[0]["memory_warnings"] == []
+    assert host_views.hosts(here.world)[0]["memory_warnings"] == []

@@ -9,7 +9,7 @@ from test_world_stories import BIG, named, world
 from world import Shell
 from world_values import RAM, SGLANG, gib
 
-from capyctl.control import views
+from capyctl.control import host_views
 from capyctl.control.events import Observed
 from capyctl.control.usage import usage
 from capyctl.fsm.types import Millis, Residency
@@ -71,7 +71,7 @@ def test_it_adds_up_to_what_was_seen_where_a_control_group_took_a_part_away() ->
     here.tell(Observed(now_ms=Millis(here.now), host=policy.host, domains={RAM: small}))
     (domain,) = domains(here)
     assert (domain["capacity_bytes"], domain["foreign_bytes"]) == (gib(5), gib(0.5))
-    (shown,) = (one for host in views.hosts(here.world) for one in host["domains"])
+    (shown,) = (one for host in host_views.hosts(here.world) for one in host["domains"])
     assert shown["capacity_bytes"] == str(gib(5))
 
 
