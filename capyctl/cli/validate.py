@@ -247,14 +247,21 @@ def _phases(made: Preview) -> list[tuple[Any, str]]:
 
 
 def _held(made: Preview, phase: Phase) -> str:
-    """`15.0 GiB on gpu0, 4.0 GiB on system (derived)`; `1.0 GiB on gpu0 (placeholder), 4.0 GiB on system (derived)`."""
+    """`15.0 GiB on gpu0, 4.0 GiB on system (derived)`; `1.0 GiB on gpu0 (placeholder), 4.0 GiB on system (derived)`.
+
+    Cards that hold the same for the same reason stand together: `15.0 GiB on each of gpu0,gpu1`.
+    """
     from capyctl.ledger.estimates import source
 
     assert made.plan is not None  # it has the phase
-    told: list[tuple[str, str]] = []
+    alike: dict[tuple[int, str], list[str]] = {}
     for domain, amount in sorted(made.plan.phases[phase].bytes.items()):
         why = source(made.plan, made.site.policy, phase, domain)
-        told.append((f"{gib(amount)} on {domain}", WHOLE_HOST if why == "whole_host" else why))
+        alike.setdefault((amount, WHOLE_HOST if why == "whole_host" else why), []).append(domain)
+    told = [
+        (f"{gib(amount)} on {'each of ' if len(domains) > 1 else ''}{','.join(domains)}", why)
+        for (amount, why), domains in alike.items()
+    ]
     if len({why for _, why in told}) == 1:
         return f"{', '.join(amount for amount, _ in told)} ({told[0][1]})"
     return ", ".join(f"{amount} ({why})" for amount, why in told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,18 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
         "the digest of a new checkpoint",
         "what others use of that memory when it starts",
     ]
+
+
+def test_cards_that_hold_the_same_stand_together(validate: Command) -> None:
+    model()
+    cards = {f"gpu{n}": {"memory": "device", "device": f"gpu{n}", **SIZES, "parked_limit": "4GiB"} for n in (0, 1)}
+    policy = {
+        "domains": {"system": {"memory": "distinct", **SIZES}, **cards},
+        "devices": {name: {"domain": name} for name in cards},
+    }
+    said = validate(deployment(topology={"tensor_parallel": 2}), "--host", host(resource_policy=policy))
+    assert re.fullmatch(r"[0-9.]+ GiB on each of gpu0,gpu1, [0-9.]+ GiB on system \(derived\)", said.lines["Ready"])
+    assert said.lines["Parked"].startswith("1.0 GiB on each of gpu0,gpu1 (placeholder), ")
 
 
 def test_a_request_deadline_below_what_a_start_needs_is_said(validate: Command) -> None:
