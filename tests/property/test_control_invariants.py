@@ -12,9 +12,9 @@ from world import Shell, shell
 from world_values import RAM, VLLM, Model, gib
 
 from capyctl.control import events as e
+from capyctl.control import indexes, parking_claims
 from capyctl.control import invariants as inv
 from capyctl.control import orders as o
-from capyctl.control import parking_claims
 from capyctl.control import transitions as tr
 from capyctl.control.book import Book
 from capyctl.control.changes import Before, Change, remember
@@ -209,19 +209,19 @@ BROKEN: tuple[tuple[Callable[[Book], bool], Breaker], ...] = (
     (inv.inv_50_one_start_at_a_time, two_starts),
     (inv.inv_50_an_open_start_is_pursued, a_forgotten_start),
     (inv.inv_56_what_is_deleted_left_nothing, lambda k, a, b: k.deployments.pop(a.deployment)),
-    (inv.idx_lanes, lambda k, a, b: k.lanes.pop(a.deployment)),
-    (inv.idx_routes, lambda k, a, b: k.routes.pop("a")),
-    (inv.idx_busy, lambda k, a, b: k.busy.discard(b)),
-    (inv.idx_busy, lambda k, a, b: k.wished.discard(b)),
-    (inv.idx_drains, lambda k, a, b: k.doubted.add(a)),
-    (inv.idx_operations, lambda k, a, b: k.open_operations[b.deployment].clear()),
-    (inv.idx_switches, lambda k, a, b: k.active_switches.clear()),
-    (inv.idx_traffic, lambda k, a, b: k.running_on.clear()),
-    (inv.idx_traffic, lambda k, a, b: setattr(k.traffic, "waiting_bytes", 1)),
-    (inv.idx_emptying, lambda k, a, b: k.emptying.update(k.hosts)),
-    (inv.idx_steps, lambda k, a, b: steps_of_yesterday(k, b)),
-    (inv.idx_turns, lambda k, a, b: [k.first_turns.update({h: (k.ledger.shelf(h), None)}) for h in k.ledger.hosts]),
-    (inv.idx_due, lambda k, a, b: k.due.past(Millis(10**12))),
+    (indexes.idx_lanes, lambda k, a, b: k.lanes.pop(a.deployment)),
+    (indexes.idx_routes, lambda k, a, b: k.routes.pop("a")),
+    (indexes.idx_busy, lambda k, a, b: k.busy.discard(b)),
+    (indexes.idx_busy, lambda k, a, b: k.wished.discard(b)),
+    (indexes.idx_drains, lambda k, a, b: k.doubted.add(a)),
+    (indexes.idx_operations, lambda k, a, b: k.open_operations[b.deployment].clear()),
+    (indexes.idx_switches, lambda k, a, b: k.active_switches.clear()),
+    (indexes.idx_traffic, lambda k, a, b: k.running_on.clear()),
+    (indexes.idx_traffic, lambda k, a, b: setattr(k.traffic, "waiting_bytes", 1)),
+    (indexes.idx_emptying, lambda k, a, b: k.emptying.update(k.hosts)),
+    (indexes.idx_steps, lambda k, a, b: steps_of_yesterday(k, b)),
+    (indexes.idx_turns, lambda k, a, b: [k.first_turns.update({h: (k.ledger.shelf(h), None)}) for h in k.ledger.hosts]),
+    (indexes.idx_due, lambda k, a, b: k.due.past(Millis(10**12))),
 )
 
 
