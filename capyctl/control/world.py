@@ -24,6 +24,7 @@ from capyctl.control import (
     peaks,
     requests,
     schedule,
+    setbacks,
     switching,
 )
 from capyctl.control import events as e
@@ -266,6 +267,7 @@ def _unusable(book: Book, event: e.RevisionUnusable) -> None:
 
 def _started(book: Book, event: e.ControllerStarted) -> None:
     """Recovery: the ordinary machines with more unknowns (lifecycle 18.2)."""
+    setbacks.put_right(book)
     requests.restart(book)
     switching.restart(book)
     hosts.restart(book, event)

@@ -15,6 +15,7 @@ from world_values import VLLM, Client, Model, policy
 from capyctl.control import events as e
 from capyctl.control import orders as o
 from capyctl.fsm import operation, request, residency
+from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import DeploymentId, Millis, Residency
@@ -323,3 +324,42 @@ def test_a_step_that_breaks_an_invariant_is_stored_with_the_next_one() -> None:
     step = here.world.handle(e.Ticked(now_ms=Millis(here.now)))
     assert [(record.kind, record.key) for record in step.changed] == [("deployment", a)]
     assert not any(isinstance(order, o.HostOrder) for order in step.orders)
+
+
+@pytest.mark.parametrize("by_ms", [0, 3_600_000])
+def test_what_was_remembered_before_the_clock_was_set_back_holds_nobody_up(by_ms: int) -> None:
+    host = policy("h1", capacity=9, managed=7, parked=0.25)  # no room for a copy: whoever gives way is stopped
+    here = checked(shell(1, policies=(host,), now=10**12))
+    a, b, c = (here.deploy(attrs.evolve(DEEP, name=name)) for name in "abc")
+    here.run(4_000)
+    first = here.ask("a")
+    here.run(60_000, until=lambda: first.told is not None)
+    here.start(c)  # nobody gives way for it
+    here.run(5_000)
+    here.set_back(by_ms)
+    here.run(10_000)
+    assert here.lane(a).gate_open
+    assert here.lane(c).wish.since_ms <= here.now
+    second = here.ask("b")
+    here.run(60_000, until=lambda: second.told is not None)
+    assert second.told == "ok"
+    assert here.lane(a).phase is ActivationPhase.STOPPED
+    assert here.lane(c).phase is ActivationPhase.PLANNED
+    assert here.lane(b).gate_open
+
+
+@pytest.mark.parametrize("by_ms", [0, 3_600_000])
+def test_a_drain_goes_on_after_the_clock_was_set_back(by_ms: int) -> None:
+    here = checked(shell(1, now=10**12))
+    a = here.deploy(DEEP)
+    here.run(4_000)
+    first = here.ask("a", answer_ms=4_000)
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    here.run(500)
+    here.park(a)
+    here.run(100)
+    assert here.lane(a).phase is ResidencyPhase.DRAINING_TO_PARK
+    here.set_back(by_ms)
+    here.run(60_000, until=lambda: not here.lane(a).in_progress)
+    assert first.told == "crashed"
+    assert here.lane(a).phase is ActivationPhase.STOPPED  # nobody knows what became of the request

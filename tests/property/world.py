@@ -411,6 +411,12 @@ class Shell:
                 client.stage = "over"
         self._start()
 
+    def set_back(self, by_ms: int) -> None:
+        """The controller ends, the machine's clock is set back, and another one starts."""
+        self.now -= by_ms
+        self._heap = [(at - by_ms, order, deed) for at, order, deed in self._heap]
+        self.crash()
+
     # --- hosts: sessions and samples -------------------------------------------------------------
 
     def drop_session(self, host: Host) -> None:
