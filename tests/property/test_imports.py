@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,3 +155,15 @@ def test_no_machine_names_an_engine():
                     if any(family == name.lower() for family in families):
                         found.append(f"{path.relative_to(ROOT)}:{node.lineno} names {name}")
     assert not found
+
+
+def test_the_map_names_every_module_and_nothing_that_is_not_there():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = dict(re.findall(r"^\* \*\*`(\w+)`\*\*:(.*(?:\n  .*)*)", text, re.MULTILINE))
+    named = {room: set(re.findall(r"`(\w+)`", said)) for room, said in listed.items()}
+    there = {
+        room.name: {one.stem for one in room.iterdir() if not one.name.startswith("_")}
+        for room in PACKAGE.iterdir()
+        if (room / "__init__.py").exists()
+    }
+    assert named == there
