@@ -10,6 +10,8 @@ from capyctl.control import (
     lanes,
     measuring,
     operations,
+    requests,
+    switching,
     whole_hosts,
 )
 from capyctl.control import events as e
@@ -21,7 +23,7 @@ from capyctl.fsm import deployment, facts, instance, operation
 from capyctl.fsm.operation import Kind
 from capyctl.fsm.run import CLOSING
 from capyctl.fsm.table import Refused
-from capyctl.fsm.types import DeploymentId, Millis, OperationId, Origin
+from capyctl.fsm.types import Activation, DeploymentId, Millis, OperationId, Origin
 from capyctl.ledger import together
 
 RECEIPTS_MAX = 2_000  # the oldest are forgotten beyond
@@ -181,7 +183,18 @@ def _revise(book: Book, event: e.DeployAsked) -> Receipt:
     if kept and after.gate is deployment.Gate.MEASURED:
         # Its document is what it was, its files may not be: whoever deploys again means those that are there now.
         book.order(Measure(deployment=row.state.deployment, revision=after.revision))
-    return _activated(book, event, row.state.deployment, revision=after.revision)
+    receipt = _activated(book, event, row.state.deployment, revision=after.revision)
+    if spec.activation is Activation.EXPLICIT:
+        _leave_to_operators(book, row.state.deployment)
+    return receipt
+
+
+def _leave_to_operators(book: Book, identity: DeploymentId) -> None:
+    """Only an operator starts it from now on: no request that came before wants it any more, nor waits in vain."""
+    code, words = "deployment_inactive", requests.inactive_words(book.deployments[identity])
+    switching.drop_request_wishes(book, identity, code, words)
+    if not any(one.wish is not None or one.gate_open or one.on_the_way for _, one in book.of(identity)):
+        requests.fail_waiters(book, identity, code, words)
 
 
 def _check_together(book: Book, row: DeploymentRow, spec: Spec) -> None:

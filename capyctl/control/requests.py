@@ -118,13 +118,18 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
     if row.spec.activation is Activation.EXPLICIT and not any(
         instance.wish is not None and instance.wish.origin is Origin.OPERATOR for instance in rows
     ):
-        return "deployment_inactive", f"only an operator starts {name}. Try: capyctl start deployment {name}", None
+        return "deployment_inactive", inactive_words(row), None
     return _backing_off(rows, event.now_ms)
 
 
 def stopped_words(row: DeploymentRow) -> str:
     """What a client is told whose model an operator stopped."""
     return f"an operator stopped {row.spec.name}. Try: capyctl start deployment {row.spec.name}"
+
+
+def inactive_words(row: DeploymentRow) -> str:
+    """What a client is told whose model does not run, and starts for no request."""
+    return f"only an operator starts {row.spec.name}. Try: capyctl start deployment {row.spec.name}"
 
 
 def of_files(code: str | None) -> str:

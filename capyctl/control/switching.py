@@ -153,7 +153,7 @@ def _begin_for(book: Book, lane: Lane, since_ms: Millis) -> None:
         why = _refused_by(book, lane, since_ms, tries)
         if why is not None:
             requests.fail_waiters(book, lane.deployment, "unavailable", *why)
-            _drop_request_wishes(book, lane.deployment, "unavailable", why[0])
+            drop_request_wishes(book, lane.deployment, "unavailable", why[0])
             if book.instances[lane].wish is None:
                 return  # it was wanted by requests alone, and they are answered
         _say(book, lane, plans)
@@ -415,7 +415,7 @@ def _pause(book: Book, target: DeploymentId, code: str, reason: str) -> None:
 
 
 def _end_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
-    _drop_request_wishes(book, target, code, reason)
+    drop_request_wishes(book, target, code, reason)
     for lane, row in list(book.of(target)):
         if row.wish is None or row.phase not in WAITING:
             continue
@@ -427,7 +427,7 @@ def _end_request_wishes(book: Book, target: DeploymentId, code: str, reason: str
             memo.pop(lane, None)
 
 
-def _drop_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
+def drop_request_wishes(book: Book, target: DeploymentId, code: str, reason: str) -> None:
     """Whoever waited was answered; an operator's wish stays, and says what it waits for by its own verdict."""
     for lane, row in list(book.of(target)):
         if row.wish is not None and row.wish.origin is Origin.REQUEST:

@@ -20,7 +20,7 @@ from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.cleanup import CleanupPhase
 from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.switch import Phase as SwitchPhase
-from capyctl.fsm.types import Bytes, DeploymentId, Millis, Residency
+from capyctl.fsm.types import Activation, Bytes, DeploymentId, Millis, Origin, Residency
 
 COLD_MS = 5_000
 BIG = Model(name="a", ready_gib=6, cold_gib=6, load_ms=COLD_MS, answer_ms=250)
@@ -1072,5 +1072,31 @@ def test_a_switch_whose_target_comes_to_nothing_under_a_new_revision_holds_its_h
     here.run(120_000)
     assert not here.world.book.active_switches
     client = here.ask("a")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+
+
+def test_a_model_that_only_an_operator_starts_from_now_on_is_started_for_no_request_from_before() -> None:
+    here = checked(shell(1))
+    model = Model(name="a", load_ms=5_000)
+    a = here.deploy(model)
+    client = here.ask("a")  # its files are still being measured
+    assert here.lane(a).wish.origin is Origin.REQUEST
+    here.revise(a, attrs.evolve(model, activation=Activation.EXPLICIT))
+    here.run(1_000)
+    assert client.told == "deployment_inactive"
+    here.run(60_000)
+    assert here.launches == []
+    here.start(a)
+    here.run(60_000, until=lambda: here.lane(a).gate_open)
+    assert here.lane(a).gate_open
+
+
+def test_whoever_waits_is_served_by_the_start_that_comes_with_the_document() -> None:
+    here = checked(shell(1))
+    model = Model(name="a", load_ms=5_000)
+    a = here.deploy(model)
+    client = here.ask("a")
+    here.revise(a, attrs.evolve(model, activation=Activation.EXPLICIT), activate=True)
     here.run(60_000, until=lambda: client.told is not None)
     assert client.told == "ok"
