@@ -75,11 +75,11 @@ class Everybody(frozenset[str]):
         return True
 
 
-_rank_as_stated = placement._rank
+_ranked_as_stated = placement._ranked
 
 
-def _ranked(strategy: Strategy, seat: Seat, left_bytes: int, stated: Strategy) -> tuple[int, int, int, str]:
-    return _rank_as_stated(seat, left_bytes, strategy)
+def _ranked(strategy: Strategy, seat: Seat, left_bytes: int, stated: Strategy) -> placement.Seated:
+    return _ranked_as_stated(seat, left_bytes, strategy)
 
 
 def always(value: bool) -> Callable[..., bool]:
@@ -133,7 +133,7 @@ def _choices() -> Iterator[tuple[str, Mutant]]:
     yield "there is no choice of cards", partial(replaced, "capyctl.ledger.placement", "choice", _planned_on)
     for strategy in (Strategy.SPREAD, Strategy.PACK):
         ranked = partial(_ranked, strategy)
-        yield f"every strategy is {strategy.value}", partial(replaced, "capyctl.ledger.placement", "_rank", ranked)
+        yield f"every strategy is {strategy.value}", partial(replaced, "capyctl.ledger.placement", "_ranked", ranked)
 
 
 MUTANTS: tuple[tuple[str, Mutant], ...] = (*_mutants(), *_choices())
