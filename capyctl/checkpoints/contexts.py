@@ -31,6 +31,7 @@ LEAST_BATCH_TOKENS = 2048
 """What vLLM takes into one step at least, where nobody states `max_num_batched_tokens`."""
 FALLBACK_CONTEXT = 4096
 TITLES: Mapping[str, str] = {"vllm": "vLLM", "sglang": "SGLang"}
+_STATED_TOKENS = "engine_config.sglang.max_total_tokens"
 SGLANG_KEEPS_TOKENS = 7
 """SGLang refuses an input of its context less six tokens, or more."""
 
@@ -70,13 +71,17 @@ def fit(
 
 @attrs.frozen(kw_only=True)
 class _Held:
-    """Tokens that a cache holds, whole blocks; None and why where nobody can say. `needs` holds one block."""
+    """Tokens that a cache holds, whole blocks; None and why where nobody can say. `needs` holds one block.
+
+    `stated`: the number of tokens that the document lowers it to, where that is less.
+    """
 
     tokens: int | None
     why: str | None = None
     exact: bool = True
     needs: int = 0
     block: int = BLOCK_TOKENS
+    stated: int | None = None
 
 
 def _held(facts: Mapping[str, Any], document: Deployment, cache: int, family: str, running: int, gpu: bool) -> _Held:
@@ -100,12 +105,14 @@ def _held(facts: Mapping[str, Any], document: Deployment, cache: int, family: st
     block = _stated_block(document) or page or (WIDE_BLOCK_TOKENS if wide else BLOCK_TOKENS)
     tokens = fitted_tokens(cache, per_token, family, block)
     stated = document.engine_config.sglang.max_total_tokens if document.engine_config.sglang is not None else None
-    if stated is not None:
-        tokens = min(tokens, stated // block * block)
+    lowered = stated is not None and stated // block * block < tokens
+    if stated is not None and lowered:
+        tokens = stated // block * block
     # A window bounds what a long request keeps: its layers are counted as full ones, never too little.
     exact = facts.get("attention") != "sliding"
     blocks_kept = 2 if family == "vllm" else 1
-    return _Held(tokens=tokens, exact=exact, needs=blocks_kept * block * per_token, block=block)
+    needs = blocks_kept * block * per_token
+    return _Held(tokens=tokens, exact=exact, needs=needs, block=block, stated=stated if lowered else None)
 
 
 def _stated_block(document: Deployment) -> int | None:
@@ -229,11 +236,19 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
     if declared is not None:
         if held.tokens is None or not held.exact or declared <= held.tokens:
             return Context(tokens=declared)
-        short = f"{declared} tokens are more than the {held.tokens} that {gib(cache)} of KV cache hold"
+        hold = f"{gib(cache)} of KV cache hold" if family in TITLES else f"the {gib(cache)} beside its weights would"
+        short = f"{declared} tokens are more than the {held.tokens} that {_of_stated(held) or hold}"
+        if cache == 0:
+            short = "nothing is left for it beside the weights"
         return Context(tokens=declared, notes={"context_warning": short})
     if held.tokens is None:
         tokens = min(FALLBACK_CONTEXT, trained or FALLBACK_CONTEXT)
         return Context(tokens=tokens, reason=f"since {held.why}")
+    if held.tokens < BLOCK_TOKENS and held.stated is not None:
+        raise Refusal(
+            "checkpoint_unusable",
+            f"{_STATED_TOKENS}: {held.stated} is less than a block of {held.block} tokens. Raise it",
+        )
     if held.tokens < BLOCK_TOKENS:
         raise Refusal(
             "checkpoint_unusable",
@@ -246,7 +261,12 @@ def _chosen(facts: Mapping[str, Any], document: Deployment, cache: int, family: 
             return Context(tokens=trained, reason=f"the {trained} tokens that {most.whose} takes")
         return Context(tokens=trained, reason=f"the {trained} tokens that the model was trained on")
     counted = ", the draft model counted" if facts.get("draft") else ""
-    return Context(tokens=held.tokens, reason=f"fitted to {gib(cache)} of KV cache{counted}")
+    what = f"{_STATED_TOKENS}, {held.stated}" if held.stated is not None else f"{gib(cache)} of KV cache{counted}"
+    return Context(tokens=held.tokens, reason=f"fitted to {what}")
+
+
+def _of_stated(held: _Held) -> str | None:
+    return None if held.stated is None else f"{_STATED_TOKENS}, {held.stated}, allows"
 
 
 def _whole_step(facts: Mapping[str, Any], document: Deployment, family: str) -> int | None:

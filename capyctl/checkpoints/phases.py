@@ -239,7 +239,7 @@ def check_fits(
     """
     for allocation in phases.values():
         for domain in allocation.bytes:
-            _check_host_kv(allocation, domain, policy, document.name)
+            _check_host_kv(allocation, domain, policy, document)
     found = too_large(phases, provenance, policy)
     if found is None:
         return
@@ -260,14 +260,16 @@ def check_fits(
     )
 
 
-def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, name: str) -> None:
+def _check_host_kv(allocation: Allocation, domain: Domain, policy: HostPolicy, document: Deployment) -> None:
+    name = document.name
+    way_out = "" if document.resources is None else "host_kv_bytes of its resources, or "
     stated, limit = allocation.host_kv.get(domain, 0), policy.domains[domain].host_kv_bytes
     if stated > limit:
         needs, there = larger(stated, limit)
         raise Refusal(
             "category_limit",
             f"{name} needs {needs} of KV cache in host memory on {domain} of {policy.name}; at most {there} may be "
-            "used for that there. Lower host_kv_bytes of its resources, or the option that takes it",
+            f"used for that there. Lower {way_out}the option that takes it",
             details={"domain": domain, "needs_bytes": stated, "limit_bytes": limit, "host": policy.name},
             retryable=False,
         )

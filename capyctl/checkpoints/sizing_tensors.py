@@ -59,18 +59,30 @@ def margin(machine: Machine, weights: int) -> int:
 
 
 def rank_weights(facts: Mapping[str, Any], document: Deployment, family: str) -> int:
-    """W of one rank: its share of the weight files and of a drafter's, tables that stay on disk left out.
+    """W of one rank: its share of the weight files and of a drafter's, tables that stay on disk left out, and twice
+    that where a document has 16-bit weights loaded as 32-bit ones.
 
-    Source: memory 5.2-5.4.
+    Source: memory 5.1-5.4.
     """
     weights = int(facts["weight_bytes"]) + int((facts.get("draft") or {}).get("weight_bytes", 0))
     tables = [int(size) for size in facts.get("table_bytes") or ()]
-    split = shares.tensors_of(facts)
+    split, beside = shares.tensors_of(facts), 0
     if tables and _tables_stay_on_disk(arguments(facts, document), family):
-        weights = max(0, weights - sum(tables)) + len(tables) * TABLE_CACHE_BYTES[family]
+        weights, beside = max(0, weights - sum(tables)), len(tables) * TABLE_CACHE_BYTES[family]
         if split is not None:  # what is not loaded is not shared out either, wherever it stands in the files
             split = attrs.evolve(split, sharded_bytes=max(0, split.sharded_bytes - sum(tables)))
-    return shares.share(weights, document.topology, split)
+    if _is_widened(facts, document):
+        weights *= 2
+        if split is not None:
+            wide = {"sharded_bytes": 2 * split.sharded_bytes, "largest_layer_bytes": 2 * split.largest_layer_bytes}
+            split = attrs.evolve(split, **wide)
+    return shares.share(weights + beside, document.topology, split)
+
+
+def _is_widened(facts: Mapping[str, Any], document: Deployment) -> bool:
+    """Whether an engine makes wider numbers of the weights than the files have. Packed ones stay as they are."""
+    plain = facts.get("quantization") is None and document.engine_config.quantization is None
+    return plain and document.engine_config.dtype == "float32" and facts.get("dtype") in ("bfloat16", "float16")
 
 
 def check_heads(facts: Mapping[str, Any], document: Deployment) -> None:
@@ -265,10 +277,10 @@ def _slots(facts: Mapping[str, Any], document: Deployment, family: str, state: S
     stated = document.engine_config.max_concurrent_requests
     if stated is not None:
         return stated
-    if family == "vllm":
-        fixed = counted(arguments(facts, document), "--max-num-seqs")
-        if fixed is not None and 0 < fixed <= SLOTS_MAX:
-            return fixed
+    option = {"vllm": "--max-num-seqs", "tensorfold": "--parallel"}.get(family)
+    fixed = None if option is None else counted(arguments(facts, document), option)
+    if fixed is not None and 0 < fixed <= SLOTS_MAX:
+        return fixed
     if state is not None:
         return hybrid_state.RUNNING
     return SLOTS.get(family, 32)

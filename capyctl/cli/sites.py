@@ -110,7 +110,7 @@ def _site(path: str, host: Host) -> Site:
     def facts(document: Deployment) -> Facts | None:
         """Of files that lie here as they would lie there; others are that host's to look at."""
         source = document.model.source
-        if isinstance(source, Local) and not os.path.isdir(models / source.path):
+        if isinstance(source, Local) and not os.path.exists(models / source.path):
             return None
         return store.facts_here(document, downloads)
 

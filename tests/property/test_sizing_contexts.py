@@ -104,6 +104,35 @@ def test_a_lowered_number_of_tokens_lowers_the_context_and_never_the_charge() ->
     assert low.phases == high.phases
 
 
+def test_what_lowers_a_context_is_named_in_its_reason_and_its_refusal() -> None:
+    facts = tensors(GIB, (layers_of(32),))
+
+    def sglang(tokens: int, **config: Any) -> Deployment:
+        return deployment({"memory": {"kv_cache": "1GiB"}, "sglang": {"max_total_tokens": tokens}, **config}, "sglang")
+
+    field = "engine_config.sglang.max_total_tokens"
+    assert plan(facts, sglang(1000)).context_reason == f"fitted to {field}, 1000"
+    assert plan(facts, sglang(1 << 20)).context_reason == "fitted to 1.0 GiB of KV cache"
+    warned = plan(facts, sglang(1000, context_length=5000)).facts["context_warning"]
+    assert warned == f"5000 tokens are more than the 992 that {field}, 1000, allows"
+    with pytest.raises(CapyError, match=f"{field}: 10 is less than a block of 16 tokens. Raise it"):
+        plan(facts, sglang(10))
+
+
+def test_tensorfold_is_told_no_cache_and_its_own_option_bounds_its_requests() -> None:
+    facts = tensors(4 * GIB, (layers_of(32),))
+
+    def made(gpu: str, context: int, **config: Any) -> Any:
+        stated = {"context_length": context, **config}
+        return plan(facts, deployment(stated, "tensorfold", resources={"gpu": gpu, "ram": "1GiB"}))
+
+    roomy = made("30GiB", 4096, accept_extra_args=True, extra_args=["--parallel", "3"])
+    assert (roomy.slots, "context_warning" in roomy.facts, "kv_cache_bytes" in roomy.facts) == (3, False, False)
+    assert made("30GiB", 4096).slots == 8
+    assert "beside its weights would" in made("30GiB", 10_000_000).facts["context_warning"]
+    assert made("2GiB", 4096).facts["context_warning"] == "nothing is left for it beside the weights"
+
+
 def test_only_shapes_that_are_known_exactly_warn_of_a_long_context() -> None:
     window = tensors(GIB, (layers_of(32, attention=Attention.SLIDING, window=1024),), attention="sliding")
     stated = CACHE | {"context_length": 100_000}

@@ -49,6 +49,24 @@ def test_two_ranks_are_charged_on_a_card_each_and_on_the_ram_once() -> None:
     assert alone.pools["kv_tokens"] * 2 == made.pools["kv_tokens"]
 
 
+def test_weights_that_are_loaded_as_wider_numbers_are_charged_as_such() -> None:
+    facts = tensors(8 * GIB, (layers_of(36),), sharded_bytes=6 * GIB, layer_count=36, largest_layer_bytes=6 * GIB // 36)
+    for engine in ("vllm", "sglang"):
+        for ranks in ({}, {"topology": {"tensor_parallel": 2}}):
+            narrow, wide = (
+                planned(facts, deployment({"dtype": dtype, "memory": {"kv_cache": "2GiB"}}, engine, **ranks), alike(2))
+                for dtype in ("bfloat16", "float32")
+            )
+            assert narrow is not None
+            assert wide is not None
+            assert wide.pools["weights"] == 2 * narrow.pools["weights"]
+    wide32 = deployment({"dtype": "float32", "memory": {"kv_cache": "2GiB"}})
+    for same in (facts | {"dtype": "float32"}, facts | {"quantization": "awq"}):
+        kept = planned(same, wide32, alike(1))
+        assert kept is not None
+        assert kept.pools["weights"] == 8 * GIB
+
+
 def test_vllm_shares_heads_out_evenly_or_does_not_start() -> None:
     facts = tensors(8 * GIB, (layers_of(36),)) | {"heads": 32}
     three = deployment({}, topology={"tensor_parallel": 3})
