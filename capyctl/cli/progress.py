@@ -122,12 +122,19 @@ class Told:
                 view = watch_download(self.management, view, change, self.download_ends)
             self._look_at_digest(view)
             reason = None if self.measures else view.get("waiting")
+        if reason:
+            self.measured_well()
         if reason and reason != self.reason:
             self.reason = str(reason)
             note(f"Waiting: {first_line(self.reason)}")
         if operation.get("waiting_code") in CAPACITY and not self.evict and not self.hinted:
             self.hinted = True
             note(MAKE_ROOM)
+
+    def measured_well(self) -> None:
+        """Say the end of a measurement whose progress was said: what is waited for comes after it, or nothing does."""
+        if self.lines is not None:
+            self.lines.end()
 
     def _look_at_digest(self, view: Mapping[str, Any]) -> None:
         """Say that the files are measured, with the bound. Raises: Failure `activation_timeout` beyond it."""
@@ -178,6 +185,8 @@ def wait_for(
         for pause in pauses():
             operation = management.get(f"/operations/{operation_id}")
             if operation.get("state") in TERMINAL:
+                if told is not None and operation["state"] == "succeeded":
+                    told.measured_well()
                 return operation
             now = time.monotonic()
             waited = now - began

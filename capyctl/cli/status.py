@@ -365,7 +365,7 @@ def flat(record: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, str
             lines[path] = "-"
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            exact = path.endswith(("bytes", "_limit", "_reserve")) or ".bytes." in path
+            exact = any(word.endswith(("bytes", "_limit", "_reserve")) for word in path.split("."))
             lines[path] = f"{text} ({memory({'it': value})})" if exact and text.isdigit() else text
 
     for name, value in record.items():

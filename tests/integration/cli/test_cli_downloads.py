@@ -201,6 +201,29 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
     assert capsys.readouterr().err.endswith("\nMeasured m: 4.0 GiB\n")
 
 
+def test_the_end_of_a_measurement_is_said_however_soon_the_next_thing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Asked:
+        def get(self, path: str) -> dict[str, Any]:
+            return {"id": "D", "name": "m", "checkpoint": measuring(1 << 30)}
+
+    clock = iter([10.0, 13.0, 14.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    told = progress.Told(Asked(), False)  # type: ignore[arg-type]
+    for _ in range(3):
+        told.look({"deployment_id": "D"}, lambda text: None)
+    for _ in range(2):
+        told.look({"deployment_id": "D", "reason": "needs 2 GiB"}, lambda text: None)
+    told.measured_well()
+    assert capsys.readouterr().err.splitlines() == [
+        "Waiting for the checkpoint digest of m to be measured (at most 900s)",
+        "Measuring m: 1.0 GiB of 4.0 GiB (25 %)",
+        "Measured m: 4.0 GiB",
+        "Waiting: needs 2 GiB",
+    ]
+
+
 def test_status_shows_how_far_a_digest_is(shell: Shell, role: FakeRole):
     role.add("m", checkpoint={**measuring(1 << 30), "reason": "an older failure"})
     role.add("n", checkpoint={"state": "pending"})

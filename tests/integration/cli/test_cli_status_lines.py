@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capyctl.cli.status import applying, last_error, parser_line, residency_line
+from capyctl.cli.status import applying, flat, last_error, parser_line, residency_line
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,15 @@ def test_every_phase_is_said_with_its_figure_and_where_it_comes_from() -> None:
     ]
     alone = [row("unified", phase, 2, "derived") for phase in ("cold", "ready")]
     assert applying({"memory": alone})["Memory"] == "unified: start 2.0 GiB derived, ready 2.0 GiB derived"
+
+
+def test_a_record_says_bytes_for_people_wherever_they_stand() -> None:
+    record = {"startup": {"measured_bytes": {"gpu0": str(15 << 29)}, "bytes": {"system": "0"}}, "count": 7}
+    assert flat(record) == {
+        "startup.measured_bytes.gpu0": "8053063680 (7.5 GiB)",
+        "startup.bytes.system": "0 (0.0 GiB)",
+        "count": "7",
+    }
 
 
 def test_what_no_instance_can_be_started_for_stands_once() -> None:
