@@ -120,12 +120,23 @@ def plan_together(
 ) -> tuple[Eviction, ...] | Unplaceable:
     """Plan every instance that one command activates before anyone is released (lifecycle 12.3, rule 13).
 
+    Whoever can parks; where a target has no room beside the copies of those who gave way for one before it, they stop.
+
     Returns: one eviction per target, no owner in two of them; or the first target that cannot be placed.
     """
     future = Forecast(ledger=ledger, seen=seen, now_ms=now_ms)
+    plans = _together(future, targets, crowd, since_ms, parks=True)
+    if isinstance(plans, Unplaceable) and len(targets) > 1:
+        return _together(future, targets, crowd, since_ms, parks=False)
+    return plans
+
+
+def _together(
+    future: Forecast, targets: Sequence[Sequence[Ask]], crowd: Crowd, since_ms: Millis, *, parks: bool
+) -> tuple[Eviction, ...] | Unplaceable:
     plans = list[Eviction]()
     for asks in targets:
-        plan = _plan(future, asks, crowd, since_ms)
+        plan = _plan(future, asks, crowd, since_ms, parks=parks)
         if isinstance(plan, Nowhere):
             return Unplaceable(owner=next(iter(asks)).owner, nowhere=plan)
         for victim in plan.victims:
@@ -154,7 +165,9 @@ class _Choice:
     exact: bool = True
 
 
-def _plan(future: Forecast, asks: Sequence[Ask], crowd: Crowd, since_ms: Millis) -> Eviction | Nowhere:
+def _plan(
+    future: Forecast, asks: Sequence[Ask], crowd: Crowd, since_ms: Millis, *, parks: bool = True
+) -> Eviction | Nowhere:
     best: _Choice | None = None
     lacks: dict[HostId, tuple[Shortfall, ...]] = {}
     for least, place, host in _in_turn(future.ledger, asks, crowd):
@@ -169,7 +182,7 @@ def _plan(future: Forecast, asks: Sequence[Ask], crowd: Crowd, since_ms: Millis)
         lacks[host] = each_once(short)
     if best is None:
         return Nowhere(shortfalls=_lacks(future, asks, crowd, since_ms, lacks))
-    return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen), exact=best.exact)
+    return Eviction(ask=best.ask, victims=_ways(future, best.ask, best.chosen, parks=parks), exact=best.exact)
 
 
 def _at(
@@ -307,15 +320,15 @@ def _evictable(ledger: Ledger, short: Shortfall, pool: Sequence[Candidate]) -> B
     return Bytes(sum(ledger.held_by(one.owner).on(short.domain) for one in pool))
 
 
-def _ways(future: Forecast, ask: Ask, chosen: Sequence[Candidate]) -> tuple[Victim, ...]:
-    """Park whoever can: in order, each if its copy fits beside the target and the copies before it."""
+def _ways(future: Forecast, ask: Ask, chosen: Sequence[Candidate], *, parks: bool) -> tuple[Victim, ...]:
+    """Park whoever can: in order, each if its copy fits beside the target and the copies before it. Or nobody."""
     parking: list[str] = []
     victims: list[Victim] = []
     for one in chosen:
         parked = future.ledger.held_by(one.owner).phase is Phase.PARKED
         way = Way.STOP
         if one.parks and not parked:
-            fits = has_room_to_park(future, ask, [other.owner for other in chosen], [*parking, one.owner])
+            fits = parks and has_room_to_park(future, ask, [other.owner for other in chosen], [*parking, one.owner])
             way = Way.PARK if fits else Way.STOP_NO_ROOM
         if way is Way.PARK:
             parking.append(one.owner)

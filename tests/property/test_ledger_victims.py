@@ -478,6 +478,18 @@ def test_several_instances_are_planned_before_anyone_is_released():  # rule 13
     assert "needs" in failed.message({owner("u"): "u"})
 
 
+def test_a_victim_whose_copy_leaves_no_room_for_the_second_instance_stops():
+    ledger = ready(ledger_of(pool_host(100)), "a", plan(90, 90, 10))
+    both = [[cold("t", plan(50, 50))], [cold("u", plan(50, 50))]]
+    result = together(ledger, both, [candidate("a", parks=True)])
+    assert isinstance(result, tuple)
+    assert [names(one) for one in result] == [{"a": Way.STOP_NO_ROOM}, {}]
+    alone = together(ledger, both[:1], [candidate("a", parks=True)])
+    assert isinstance(alone, tuple)
+    assert names(alone[0]) == {"a": Way.PARK}
+    assert isinstance(together(ledger, [*both, [cold("v", plan(9, 9))]], [candidate("a", parks=True)]), Unplaceable)
+
+
 def test_reclaiming_stops_the_least_recently_used_parked_instances_and_no_running_one():  # memory 15
     ledger = ledger_of(pool_host(100, max_parked=2))
     for name in "pq":
