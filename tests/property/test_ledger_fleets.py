@@ -77,7 +77,7 @@ def room(ledger: Ledger, host: HostId) -> int:
 
 
 @given(SEEDS, st.sampled_from(Strategy), st.sampled_from((None, 1, 2)))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_hosts_are_tried_by_previous_run_then_strategy_then_id_and_none_beyond_what_it_may_run(seed, strategy, most):
     rng = random.Random(seed)
     ledger, need = fleet(rng), rng.choice(NEEDS)
@@ -92,7 +92,7 @@ def test_hosts_are_tried_by_previous_run_then_strategy_then_id_and_none_beyond_w
 
 
 @given(SEEDS)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_a_start_is_placed_exactly_where_it_fits_first_and_a_refusal_names_every_card(seed):  # M14, M15
     rng = random.Random(seed)
     ledger, need = fleet(rng), rng.choice(NEEDS)
@@ -121,7 +121,7 @@ def test_a_start_is_placed_exactly_where_it_fits_first_and_a_refusal_names_every
 
 
 @given(SEEDS)
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_it_waits_for_loading_peers_exactly_where_it_will_fit_once_they_are_ready(seed):  # memory 13
     rng = random.Random(seed)
     ledger, need = fleet(rng, loading=True), rng.choice(NEEDS)
@@ -163,7 +163,7 @@ def asked(rng: random.Random, ledger: Ledger) -> list[Candidate]:
 
 
 @given(SEEDS, st.sampled_from(Strategy))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_what_is_looked_at_again_after_a_write_stands_as_if_all_were_looked_at(seed, strategy):
     rng = random.Random(seed)
     ledger, need = fleet(rng), rng.choice(NEEDS)
@@ -186,7 +186,7 @@ def told(found: Eviction | Nowhere) -> object:
 
 
 @given(SEEDS)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_the_plan_is_the_same_however_few_hosts_are_looked_at_for_it(seed):
     rng = random.Random(seed)
     ledger, need = fleet(rng, loading=rng.random() < 0.3), rng.choice(NEEDS)
@@ -209,7 +209,7 @@ def test_the_plan_is_the_same_however_few_hosts_are_looked_at_for_it(seed):
 
 
 @given(SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_parked_instance_wakes_nowhere_but_where_it_parked(seed):
     rng = random.Random(seed)
     ledger = fleet(rng)
