@@ -8,6 +8,8 @@ What Hypercorn does by itself, and what is changed here, each seen on a real soc
   ever. Here a send that makes no progress for ten seconds ends the connection.
 * An application that answers before the body has arrived leaves the reader stuck on a full queue, and
   a close with unread bytes resets the answer. Here the rest is discarded, for a while, before closing.
+* It sends the end of an answer apart from its last bytes, and a client that leaves at `[DONE]`, as many do, has
+  then left before the end. Here they are one write.
 * It upgrades to HTTP/2 in clear text, and to WebSockets. Here there is HTTP/1.1 and nothing else, so
   no rule has a second door.
 """
@@ -127,9 +129,14 @@ class Requests(TaskGroup):
         connection = self._connection
         mailbox = Mailbox(connection.continue_if_awaited)
 
+        async def say(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                connection.ends_with_the_next()
+            await send(message)
+
         async def run() -> None:
             try:
-                await app(scope, mailbox.receive, send)
+                await app(scope, mailbox.receive, say)
             except* Exception as failed:
                 LOG.error("application.failed", extra={"fields": {"error": place_of(failed)}})
             await send(None)
@@ -152,7 +159,8 @@ class Http1(H11Protocol):
     def __init__(self, owner: Connection, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._owner = owner
-        self._head = b""  # of an answer, until there is something to send with it
+        self._head = b""  # of an answer, until there is something to send with it; its last bytes, until its end
+        self.at_last = False  # the bytes that come next are the last of an answer
         self._early = b""  # pipelined bytes that h11 has not seen
 
     # --- from the client ----------------------------------------------------------------------------
@@ -241,11 +249,14 @@ class Http1(H11Protocol):
     # --- to the client ------------------------------------------------------------------------------
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """An answer's head waits for its first bytes: one packet, one system call."""
+        """An answer's head waits for its first bytes, its last bytes for its end: one packet, one system call."""
         if isinstance(event, Response) and event.status_code >= 200:
             headers = [*event.headers, *self.config.response_headers("h11")]
             self._head = self._framed(h11.Response(headers=headers, status_code=event.status_code))
+        elif isinstance(event, Body) and self.at_last:
+            self._head += self._framed(h11.Data(data=event.data))
         else:
+            self.at_last = False
             await super().stream_send(event)
 
     def _framed(self, event: Any) -> bytes:
@@ -347,6 +358,12 @@ class Connection(TCPServer):
             self._reading.cancel()
         else:
             self._reading.deadline = self._deadline
+
+    def ends_with_the_next(self) -> None:
+        """What is sent next are the last bytes of an answer."""
+        protocol = self.protocol
+        assert isinstance(protocol, Http1)
+        protocol.at_last = True
 
     async def continue_if_awaited(self) -> None:
         """Send `100 Continue` to a client that waits for it."""

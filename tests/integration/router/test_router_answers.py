@@ -149,6 +149,19 @@ async def test_what_the_engine_serves_is_relayed(path: str, body: dict) -> None:
         assert here.desk.arrivals[0].api == ("decisions" if path.endswith("systemone") else "chat")
 
 
+async def test_an_answers_end_comes_with_its_last_bytes() -> None:
+    """Many clients leave when they read the terminator: who has it has the whole answer."""
+    async with house(answers_at_once) as here:
+        client = await here.connect()
+        for _ in range(10):
+            await client.send(request(chat(stream=True)))
+            while DONE not in client.held:
+                assert await client.fill()
+            assert client.held.endswith(DONE + b"\r\n0\r\n\r\n")
+            client.held.clear()
+        assert (await client.ask(chat())).status == 200
+
+
 async def test_typed_streams_end_with_their_own_terminators() -> None:
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     completed = b'event: response.completed\ndata: {"type":"response.completed","response":{"model":"e"}}\n\n'
