@@ -234,10 +234,20 @@ def _plans(
 ) -> tuple[victims.Eviction, ...] | Nowhere:
     """The plan for this instance, then for the others that the same `--evict` is to start: all of them, or none.
 
-    A request wants one instance, whatever it costs the others (12.3, rules 9 and 13).
+    A request wants one instance, whatever it costs the others, and waits for no more than that (12.3, rules 9 and 13).
     """
-    targets = [tries, *(steps_of(book, other) for other in _started_with(book, lane))]
-    plans = victims.plan_together(
+    others = [steps_of(book, other) for other in _started_with(book, lane)]
+    plans = _together(book, [tries, *others], since_ms, everybody)
+    waits_since = requests.waits_since(book, lane.deployment)
+    if isinstance(plans, victims.Unplaceable) and others and waits_since is not None:
+        plans = _together(book, [tries], max(since_ms, waits_since), everybody)  # it is owed what it had without them
+    return plans.nowhere if isinstance(plans, victims.Unplaceable) else plans
+
+
+def _together(
+    book: Book, targets: Sequence[Sequence[Ask]], since_ms: Millis, everybody: Crowd
+) -> tuple[victims.Eviction, ...] | victims.Unplaceable:
+    return victims.plan_together(
         book.ledger,
         [asks for asks in targets if asks],
         everybody,
@@ -245,7 +255,6 @@ def _plans(
         seen=book.seen,
         now_ms=book.now_ms,
     )
-    return plans.nowhere if isinstance(plans, victims.Unplaceable) else plans
 
 
 def _started_with(book: Book, lane: Lane) -> list[Lane]:

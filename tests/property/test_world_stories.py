@@ -1100,3 +1100,21 @@ def test_whoever_waits_is_served_by_the_start_that_comes_with_the_document() -> 
     here.revise(a, attrs.evolve(model, activation=Activation.EXPLICIT), activate=True)
     here.run(60_000, until=lambda: client.told is not None)
     assert client.told == "ok"
+
+
+def test_a_request_is_served_by_one_instance_though_an_operator_wants_more_than_there_is_room_for() -> None:
+    here = checked(shell(1))  # 7 GiB for one of either
+    here.deploy(Model(name="a", ready_gib=6, cold_gib=6))
+    b = here.deploy(Model(name="b", ready_gib=4, cold_gib=4, instances=2))
+    first = here.ask("a")
+    here.run(60_000, until=lambda: first.told is not None)
+    here.run(5_000)
+    here.start(b)  # it waits, without anybody giving way
+    here.run(1_000)
+    here.start(b, evict=True)  # for both, or for none
+    here.run(30_000)
+    assert not here.lane(b).gate_open
+    client = here.ask("b")
+    here.run(60_000, until=lambda: client.told is not None)
+    assert client.told == "ok"
+    assert here.lane(b, 1).phase is ActivationPhase.PLANNED
