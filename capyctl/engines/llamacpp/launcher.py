@@ -326,6 +326,10 @@ def main(words: list[str]) -> int:
         server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as wrong:
         fail(f"error: {wrong}")
+    if params.endpoint_metrics:
+        # It is ready a moment before its queue of tasks runs. Ended in that moment it would wait for its queue for
+        # ever, which was told to stop before it began; what is asked here is answered by the queue alone.
+        server.handle_metrics()
     wait_for_stop()
     del server  # like the binary, it waits for a client that still has a stream open
     return 0

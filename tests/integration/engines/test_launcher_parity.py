@@ -55,8 +55,16 @@ def engine(start: Callable[..., Engine], tiny_model: Path, free_port: int) -> En
     )
     engine = start(words, {"LLAMA_API_KEY": KEY}, free_port)
     until(lambda: health(free_port) == 200 or engine.process.poll() is not None)
+    until(lambda: engine.process.poll() is not None or catches(engine.process.pid, signal.SIGTERM))
     assert engine.process.poll() is None, engine.log
     return engine
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process handles a signal: it is ready a moment before it does."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_version_is_printed_on_standard_error_as_the_binary_prints_it() -> None:
