@@ -52,6 +52,9 @@ def troubled(build: Build) -> Iterator[Troubled]:
             machine.deploy(name, model, 400)
         machine.deploy("dead", REAL, 512, context_length=2048, max_concurrent_requests=2)
 
+        _deploy_and_move_away(machine, whole)
+        until(lambda: "is not there" in machine.ask("late").json["message"], 20, "a look at it", 0.2)
+
         assert machine.ask("stuck").status == 200
         stuck = machine.engine("stuck")
         stuck.send(signal.SIGSTOP)
@@ -68,8 +71,6 @@ def troubled(build: Build) -> Iterator[Troubled]:
         dead.send(signal.SIGKILL)
         cut = call.rest(10)
         until(lambda: machine.instance("dead")["last_error"], 5, "the reason")
-        _deploy_and_move_away(machine, whole)
-        until(lambda: "is not there" in machine.ask("late").json["message"], 20, "a look at it", 0.2)
         machine.deploy("argued", TINY, 400, extra_args=["--no-such-thing"], accept_extra_args=True)
         argued = machine.ask("argued")
         found = Troubled(
