@@ -48,6 +48,8 @@ def settle(
             f"{document.name}: residency: {provisional.value}: {why}. Use residency: restart_only",
         )
     machine = machine_of(document, policy)
+    if declared:
+        _check_gpu(document, machine, policy.name)
     copy = _copy_bytes(facts, document, machine, family)
     if declared:
         if provisional is Residency.HOST_BACKED:
@@ -98,9 +100,20 @@ def _keeps_from_parking(
         return why
     if not states_parking(document):
         return "resources do not state parking, parked and wake"
-    if not machine.has_gpu:
-        return f"{host} has no GPU, and the engine refuses to start with a sleep mode there"
-    return None
+    return None if machine.has_gpu else _no_gpu(host)
+
+
+def _no_gpu(host: str) -> str:
+    return f"{host} has no GPU, and the engine refuses to start with a sleep mode there"
+
+
+def _check_gpu(document: Deployment, machine: Machine, host: str) -> None:
+    """Refuse a declared park where the engine would not start. Raises: Refusal `capability_missing:deep_park`."""
+    if document.residency in ("deep", "host_backed") and not machine.has_gpu:
+        raise Refusal(
+            "capability_missing:deep_park",
+            f"{document.name}: residency: {document.residency}: {_no_gpu(host)}. Use residency: restart_only",
+        )
 
 
 def check_unmeasured(
@@ -111,10 +124,12 @@ def check_unmeasured(
     Args:
       provisional: as for `settle`.
     Returns: what each phase is charged, where `resources` state it.
-    Raises: Refusal `host_ineligible`, `missing_system_allocation`, `host_backed_unavailable`,
-      `insufficient_resources`, `insufficient_device_memory`; `invalid_config` naming a phase that is missing.
+    Raises: Refusal `host_ineligible`, `missing_system_allocation`, `host_backed_unavailable`, `insufficient_resources`,
+      `insufficient_device_memory`, `capability_missing:deep_park` on a machine without a GPU; `invalid_config` naming a
+      phase that is missing.
     """
     machine = machine_of(document, policy)
+    _check_gpu(document, machine, policy.name)
     if document.residency == "host_backed":
         check_host_backed(document, machine, policy.name, 0)
     if document.resources is None:

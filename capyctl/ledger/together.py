@@ -125,7 +125,7 @@ def _bounds(plan: Plan, policy: HostPolicy, named: Sequence[Device]) -> list[Bou
         if domain in cards or not needs:
             continue
         most = policy.domains[domain].most_bytes
-        words = f"each {gib(needs)} on {domain}, where at most {gib(most)} may be used"
+        words = f"each {_held(needs, _start(plan, domain), most)} on {domain}, where at most {gib(most)} may be used"
         bounds.append(
             Bound(
                 count=_fitting(most, needs, _start(plan, domain)),
@@ -179,7 +179,7 @@ def _on_cards(plan: Plan, policy: HostPolicy, cards: Sequence[Domain], pool: Seq
     return Bound(
         count=by_memory,
         code="insufficient_device_memory",
-        words=f"each {gib(needs)} on {where}, where at most {gib(most)} may be used",
+        words=f"each {_held(needs, _start(plan, share), most)} on {where}, where at most {gib(most)} may be used",
         domain=share,
         needs_bytes=needs,
         limit_bytes=Bytes(most),
@@ -204,6 +204,12 @@ def _start(plan: Plan, domain: Domain) -> int:
     if plan.provenance.get(Phase.COLD) == "whole_host":
         return plan.at(Phase.READY).on(domain)
     return plan.start_bytes.get(domain, 0)
+
+
+def _held(needs: int, start: int, most: int) -> str:
+    """What each holds, with the peak of its start where that leaves room for fewer."""
+    peak = f", {gib(start)} while it starts," if _fitting(most, needs, start) < _fitting(most, needs, 0) else ""
+    return f"{gib(needs)}{peak}"
 
 
 def _fitting(most: int, needs: int, start: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import attrs
 
 from capyctl.checkpoints.residency import check_unmeasured
+from capyctl.checkpoints.time_limits import TENSORFOLD_START_MS
 from capyctl.checkpoints.ways_out import SPLIT
 from capyctl.control.spec import Spec
 from capyctl.documents.deployment import Deployment, parse_deployment
@@ -100,7 +101,7 @@ def accept(
         max_per_host=completed.placement.max_per_host,
         strategy=Strategy(completed.placement.strategy),
         devices=tuple(Device(str(device)) for device in named),
-        request_deadline_ms=_deadline(completed, request_deadline_ms),
+        request_deadline_ms=_deadline(completed, request_deadline_ms, registered.engine),
     )
     if not more_hosts or completed.placement.hosts:
         _check_count(spec)
@@ -208,9 +209,19 @@ def stated_plan(phases: Mapping[Phase, Allocation]) -> Plan:
     return Plan(phases=phases, provenance=provenance, initialize_ms=Millis(0), wake_ms=Millis(0), context_tokens=0)
 
 
-def _deadline(document: Deployment, most_ms: Millis) -> Millis | None:
+def _deadline(document: Deployment, most_ms: Millis, family: str) -> Millis | None:
+    """What the document states. Raises: Refusal for more than the hosts allow, and for time limits above either."""
     stated = document.request_deadline
     if stated is None:
+        bound = Duration(max(most_ms, TENSORFOLD_START_MS) if family == "tensorfold" else most_ms)
+        for name in ("initialize", "wake"):
+            limit = getattr(document.timeouts, name)
+            if limit is not None and limit > bound:
+                raise Refusal(
+                    "invalid_config",
+                    f"{document.name}: timeouts.{name}: is {limit}, longer than a request may take here, {bound}, "
+                    "which bounds it too; raise resource_policy.queue.request_deadline of the host, or lower this one",
+                )
         return None
     if stated.ms > most_ms:
         raise Refusal(

@@ -51,6 +51,10 @@ def phases(*rows: dict[str, Any], **claim: Any) -> dict[str, Any]:
         ({"resources": phases(POOL)}, cards(), "host_ineligible", "has no domain unified"),
         ({"resources": phases(GPU, RAM)}, spark(), "host_ineligible", "has no domain gpu0"),
         ({"residency": "host_backed"}, spark(), "host_backed_unavailable", "Use residency: deep"),
+        ({"residency": "host_backed"}, plain(), "capability_missing:deep_park", "Use residency: restart_only"),
+        ({"residency": "deep"}, plain(), "capability_missing:deep_park", "h0 has no GPU"),
+        ({"timeouts": {"initialize": "11m"}}, plain(), "invalid_config", "timeouts.initialize: is 660s, longer than"),
+        ({"timeouts": {"wake": "601s"}}, spark(), "invalid_config", "600s, which bounds it too"),
         (
             {"resources": phases({**GPU, "bytes": "900GiB"}, RAM)},
             cards(),

@@ -131,6 +131,8 @@ def test_a_refusal_says_what_each_needs_where_and_how_many_there_can_be() -> Non
         "pair: instances: is 3, and box holds 2 of them, each 6.0 GiB on unified, where at most 16.0 GiB may be used. "
         "State instances: 2, or lower what each needs"
     )
+    peak = refused(2, plan(cold=11 * gib, ready=6 * gib), box).message("pair")
+    assert "holds 1 of them, each 6.0 GiB, 11.0 GiB while it starts, on unified, where at most 16.0 GiB" in peak
     assert found.details()["instances_max"] == 2
     assert found.details()["hosts"][0] | {"host": 0} == {
         "host": 0,
