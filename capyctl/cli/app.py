@@ -5,6 +5,7 @@ Commands are named by import path: asking for one imports that one. Source: cli 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
@@ -110,40 +111,56 @@ def _overview(*, common: Common = PLAIN) -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run one command line and return its exit status. Prints errors; raises nothing a user can cause."""
-    as_json = _asked_for_json(words)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed by whoever started this
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process
+    try:
+        return _answered(words)
+    finally:
+        _give_up_what_nobody_takes()
+
+
+def _answered(words: Sequence[str]) -> int:
+    as_json = _asked_for_json(words)
     app = build()
     try:
         status = _dispatch(app, list(words))
         sys.stdout.flush()
     except CapyError as error:
-        print_error(error, as_json=as_json)
+        _tell(error, as_json=as_json)
         return error.exit_code
     except UnusedCliTokensError as error:
-        print_error(Refusal("invalid_config", _unused(app, words, error)), as_json=as_json)
-        if not as_json:
-            note(f"Usage: {_usage(app, words)}")
+        _tell(Refusal("invalid_config", _unused(app, words, error)), as_json=as_json, usage=_usage(app, words))
         return 2
     except CycloptsError as error:
         said = _missing(app, words, error) if isinstance(error, MissingArgumentError) else str(error)
-        print_error(Refusal("invalid_config", said), as_json=as_json)
-        if not as_json:
-            note(f"Usage: {_usage(app, words)}")
+        _tell(Refusal("invalid_config", said), as_json=as_json, usage=_usage(app, words))
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has had enough of it. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # whoever read the output has had enough of it
     except OSError as error:
-        print_error(
-            Failure("internal", f"{error.filename or 'the system'}: {error.strerror or error}"), as_json=as_json
-        )
+        _tell(Failure("internal", f"{error.filename or 'the system'}: {error.strerror or error}"), as_json=as_json)
         return 13
     return status
+
+
+def _tell(error: CapyError, *, as_json: bool, usage: str = "") -> None:
+    """Print an error. Where it cannot be written, as to a file on a full disk, the exit status says it alone."""
+    with contextlib.suppress(OSError):
+        print_error(error, as_json=as_json)
+        if usage and not as_json:
+            note(f"Usage: {usage}")
+
+
+def _give_up_what_nobody_takes() -> None:
+    """Drop what cannot be written: Python would try once more at exit, and end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _dispatch(app: App, words: list[str]) -> int:

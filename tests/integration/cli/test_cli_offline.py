@@ -247,3 +247,13 @@ def test_settings_fit_their_terminal_and_lose_nothing() -> None:
         assert max(map(len, lines)) <= max(columns, 2 + 41 + 3 + 7)
     assert len(fitted(rows, 100)) == 3
     assert len(fitted(rows, 60)) == 4
+
+
+@pytest.mark.parametrize(("words", "status"), [(("nonsense",), 2), (("engine", "flags", "another"), 17)])
+def test_the_exit_status_is_the_errors_own_though_the_disk_that_takes_the_output_is_full(
+    shell: Shell, words: tuple[str, ...], status: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "capyctl", *words]
+        done = subprocess.run(command, stdout=full, stderr=full, env=shell.environ(), check=False, timeout=30)
+    assert done.returncode == status
