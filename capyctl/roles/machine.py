@@ -49,8 +49,8 @@ from capyctl.server.preview import Site, accepted, judged
 
 IDENTITY_FILE: Final = "host.json"
 DIGESTS_FILE: Final = "digests.json"
-LOOK_S: Final = 2.0
-"""How long a deploy waits for the first look at its model's files."""
+LOOK_S: Final = 4.0
+"""How long a deploy waits for the first look at its model's files: the headers of the largest take a second or two."""
 LOOKS: Final = trio.CapacityLimiter(2)
 """First looks at one time. One that a disk holds back keeps its place until the disk answers."""
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
