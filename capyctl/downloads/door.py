@@ -61,6 +61,12 @@ class Line:
             self._socket, self._why = sock, None
         self.check_stopped()
 
+    def goes_on_as(self, sock: socket.socket) -> None:
+        """What is used is another object now, of the same connection. Raises: Stopped, Interrupted as cut before."""
+        with self._lock:
+            self._socket = sock
+        self.check()
+
     def cut(self, why: str) -> None:
         """End what is being read now; it may be tried again."""
         with self._lock:
@@ -106,10 +112,11 @@ class _Connection(http.client.HTTPConnection):
                 sock.settimeout(self._door.wait_s)
                 self._line.take(sock)
                 sock.connect(address)
+                self._line.check()  # a socket that was not connected yet could not be shut down
                 if self._tls:
                     # Taken before the handshake, which can be cut as well then: wrapping empties the plain socket.
                     sock = self._door.tls().wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
-                    self._line.take(sock)
+                    self._line.goes_on_as(sock)
                     sock.do_handshake()
                 self.sock = sock
                 return

