@@ -112,7 +112,7 @@ class _Connection(http.client.HTTPConnection):
                 sock.settimeout(self._door.wait_s)
                 self._line.take(sock)
                 sock.connect(address)
-                self._line.check()  # a socket that was not connected yet could not be shut down
+                self._line.check()  # cut meanwhile: nothing is asked
                 if self._tls:
                     # Taken before the handshake, which can be cut as well then: wrapping empties the plain socket.
                     sock = self._door.tls().wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)

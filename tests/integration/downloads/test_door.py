@@ -19,12 +19,12 @@ WAIT_S = 60.0
 
 
 @contextlib.contextmanager
-def listening(backlog: int = 5) -> Iterator[int]:
+def listening(backlog: int = 5) -> Iterator[socket.socket]:
     """A port of this machine where nobody answers."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(backlog)
-        yield int(server.getsockname()[1])
+        yield server
 
 
 def door(port: int, addresses: int = 1) -> Door:
@@ -44,13 +44,21 @@ def test_a_wait_for_an_answer_or_a_handshake_ends_at_once(
     scheme: str, end: Callable[[Line], None], as_: type[Exception]
 ):
     line = Line()
-    with listening() as port:
-        began = time.monotonic()
-        timer = threading.Timer(0.2, end, [line])
-        timer.start()
+    with listening() as server:
+        opened, began = door(server.getsockname()[1]), time.monotonic()
+        met: list[socket.socket] = []
+
+        def end_it() -> None:
+            met.append(server.accept()[0])
+            met[0].recv(1)  # it has said something, and waits
+            end(line)
+
+        ending = threading.Thread(target=end_it)
+        ending.start()
         with pytest.raises(as_):
-            door(port).open(f"{scheme}://mirror.example/m.gguf", line)
-        timer.join()
+            opened.open(f"{scheme}://mirror.example/m.gguf", line)
+        ending.join()
+        met[0].close()
         assert time.monotonic() - began < WAIT_S
 
 
@@ -68,11 +76,12 @@ def test_a_wait_that_is_ended_before_its_connection_stands_does_not_begin(
             end(line)
             super().connect(address)  # type: ignore[arg-type]
 
-    with listening() as port:
+    with listening() as server:
         monkeypatch.setattr("capyctl.downloads.door.socket.socket", Late)
         began = time.monotonic()
-        with pytest.raises(as_):
-            door(port).open(f"{scheme}://mirror.example/m.gguf", line)
+        with pytest.raises(as_) as caught:
+            door(server.getsockname()[1]).open(f"{scheme}://mirror.example/m.gguf", line)
+        assert as_ is Stopped or str(caught.value) == "too slow"
         assert time.monotonic() - began < WAIT_S
 
 
