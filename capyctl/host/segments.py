@@ -3,8 +3,8 @@
 Engines make them for their gauges and between their workers; one that is killed cannot remove them, and each
 keeps its bytes until the next boot. They are found by who has them open or mapped, and known by device and inode.
 A name says whose a segment is only where a library writes its maker's pid into it: such a name counts right after
-the end of that very process, as long as nobody else has its pid; or where one engine alone gives such names, to what
-it maps for life. What was there before the launch is not its own.
+the end of that very process, as long as nobody else has its pid. A name that an engine gives to each of its launches
+says nothing: people run that engine themselves. What was there before the launch is not its own.
 Removal follows the proof that the launch is gone, and never touches what somebody else has open or mapped: that is
 asked of /proc, and of the kernel itself.
 Source: engines 16.3.
@@ -30,10 +30,9 @@ _DELETED = " (deleted)"
 _NAMED = (
     (re.compile(r"torch_(\d+)_\d+_\d+"), 10),  # PyTorch, between processes
     (re.compile(r"cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.\d+"), 16),  # the CUDA driver: user and process in hexadecimal
+    (re.compile(r"sgl_shm_\w+_(\d+)_[0-9a-f]{8}"), 10),  # SGLang, in newer releases
 )
 """Names that carry the pid of their maker, and its base."""
-_MAPPED_FOR_LIFE = re.compile(r"sglang_loads_[0-9a-f]+\.shm")
-"""A name that one engine alone gives, to what it maps as long as it lives: unmapped, it is left over."""
 
 
 @attrs.frozen(order=True)
@@ -72,14 +71,12 @@ def made_by(
 def named_after(processes: Iterable[ProcessIdentity], before: frozenset[int], *, shm: Path = SHM) -> frozenset[Segment]:
     """Segments of our own user whose names say that one of these processes, now gone, made them; blocking.
 
-    The caller has just seen them end. A pid that somebody else has by now proves nothing any more. Names of what an
-    engine maps for life count as well: those of another engine that lives are in use, and so never removed.
+    The caller has just seen them end. A pid that somebody else has by now proves nothing any more.
     """
     gone = {process.pid for process in processes if _gone_and_not_followed(process)}
     found = set()
     for name in os.listdir(shm) if gone else ():
-        named = _maker(name) in gone or _MAPPED_FOR_LIFE.fullmatch(name)
-        segment = _segment(str(shm / name)) if named else None
+        segment = _segment(str(shm / name)) if _maker(name) in gone else None
         if segment is not None and segment.inode not in before:
             found.add(segment)
     return frozenset(found)

@@ -44,22 +44,26 @@ def made(shm: Path, *names: str) -> frozenset[segments.Segment]:
 
 def test_names_that_libraries_give_tell_their_maker_once_it_is_gone(tmp_path: Path, ended: ProcessIdentity) -> None:
     pid = ended.pid
-    its_own = made(tmp_path, f"torch_{pid}_4711_0", f"torch_{pid}_4711_1", f"cuda.shm.0.{pid:x}.1")
-    made(tmp_path, f"torch_{pid}", f"x_{pid}_1_1", f"psm_{pid}", f"torch_{pid + 1}_4711_0", f"cuda.shm.0.{pid + 1:x}.1")
+    its_own = made(
+        tmp_path, f"torch_{pid}_4711_0", f"torch_{pid}_4711_1", f"cuda.shm.0.{pid:x}.1", f"sgl_shm_mm_{pid}_00c0ffee"
+    )
+    made(
+        tmp_path,
+        f"torch_{pid}",
+        f"x_{pid}_1_1",
+        f"psm_{pid}",
+        f"torch_{pid + 1}_4711_0",
+        f"cuda.shm.0.{pid + 1:x}.1",
+        f"sgl_shm_{pid}_00c0ffee",
+    )
     (tmp_path / f"torch_{pid}_1_1").mkdir()
     os.symlink("/etc/hostname", tmp_path / f"torch_{pid}_2_1")
     assert segments.named_after([ended], frozenset(), shm=tmp_path) == its_own
 
 
-def test_what_an_engine_maps_for_life_is_left_over_when_it_ended_unless_another_one_maps_it(
-    tmp_path: Path, ended: ProcessIdentity
-) -> None:
-    left = made(tmp_path, "sglang_loads_7abf9124.shm", "sglang_loads_0000beef.shm")
-    made(tmp_path, "sglang_loads_notes.shm", "sglang_loads_7abf9124.shm.txt")
-    assert segments.named_after([ended], frozenset(), shm=tmp_path) == left
-    with (tmp_path / "sglang_loads_0000beef.shm").open("rb"):
-        removed, kept = segments.remove_unused(left, shm=tmp_path)
-    assert (len(removed), kept) == (1, {str(tmp_path / "sglang_loads_0000beef.shm")})
+def test_a_name_that_says_no_maker_is_nobodys(tmp_path: Path, ended: ProcessIdentity) -> None:
+    made(tmp_path, "sglang_loads_7abf9124.shm", "sglang_loads_tmpk2m_0000beef.shm", "psm_7abf9124", "nccl-Xk2m")
+    assert segments.named_after([ended], frozenset(), shm=tmp_path) == frozenset()
 
 
 def test_what_is_older_than_the_launch_is_not_its_own(tmp_path: Path, ended: ProcessIdentity) -> None:
