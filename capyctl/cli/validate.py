@@ -201,7 +201,7 @@ def _lines(made: Preview) -> dict[str, str]:
     lines = {
         "Host": f"{site.allowed.name} ({site.source})",
         "Profile": f"{registered.name} {registered.version}, revision {registered.revision} ({revision})",
-        "Limits": ", ".join(f"{gib(one.managed_bytes)} on {name}" for name, one in sorted(site.policy.domains.items())),
+        "Limits": _limits(made),
         "Devices": _devices(made),
         "Residency": _residency(made),
     }
@@ -258,13 +258,21 @@ def _held(made: Preview, phase: Phase) -> str:
     for domain, amount in sorted(made.plan.phases[phase].bytes.items()):
         why = source(made.plan, made.site.policy, phase, domain)
         alike.setdefault((amount, WHOLE_HOST if why == "whole_host" else why), []).append(domain)
-    told = [
-        (f"{gib(amount)} on {'each of ' if len(domains) > 1 else ''}{','.join(domains)}", why)
-        for (amount, why), domains in alike.items()
-    ]
+    told = [(_on(amount, domains), why) for (amount, why), domains in alike.items()]
     if len({why for _, why in told}) == 1:
         return f"{', '.join(amount for amount, _ in told)} ({told[0][1]})"
     return ", ".join(f"{amount} ({why})" for amount, why in told)
+
+
+def _limits(made: Preview) -> str:
+    alike: dict[int, list[str]] = {}
+    for name, one in sorted(made.site.policy.domains.items()):
+        alike.setdefault(one.managed_bytes, []).append(name)
+    return ", ".join(_on(amount, domains) for amount, domains in alike.items())
+
+
+def _on(amount: int, domains: Sequence[str]) -> str:
+    return f"{gib(amount)} on {'each of ' if len(domains) > 1 else ''}{','.join(domains)}"
 
 
 def _devices(made: Preview) -> str:

@@ -143,6 +143,7 @@ def test_cards_that_hold_the_same_stand_together(validate: Command) -> None:
     said = validate(deployment(topology={"tensor_parallel": 2}), "--host", host(resource_policy=policy))
     assert re.fullmatch(r"[0-9.]+ GiB on each of gpu0,gpu1, [0-9.]+ GiB on system \(derived\)", said.lines["Ready"])
     assert said.lines["Parked"].startswith("1.0 GiB on each of gpu0,gpu1 (placeholder), ")
+    assert " on each of gpu0,gpu1" in said.lines["Limits"]
 
 
 def test_a_request_deadline_below_what_a_start_needs_is_said(validate: Command) -> None:

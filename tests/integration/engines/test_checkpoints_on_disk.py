@@ -262,7 +262,11 @@ def test_a_download_that_stopped_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_a_set_whose_shards_say_otherwise_is_refused(tmp_path: Path) -> None:
     for number in (1, 2):
         write_tiny(tmp_path / f"m-{number:05}-of-00002.gguf")
-    assert code_of(facts_of, tmp_path) == "checkpoint_unusable"
+    with pytest.raises(
+        Refusal, match=r"of-00002\.gguf does not say which shard it is, and its name says 1 of 2"
+    ) as caught:
+        facts_of(tmp_path)
+    assert caught.value.code == "checkpoint_unusable"
 
 
 def test_a_draft_model_of_llama_cpp_is_charged_with_its_shards(tmp_path: Path) -> None:
