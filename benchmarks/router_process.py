@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from functools import partial
 
 import attrs
@@ -33,8 +32,7 @@ class ReadyTicket:
 
     async def place(self) -> Place:
         """The one engine."""
-        deadline_ms = Millis(time.time_ns() // 1_000_000 + 600_000)
-        return Place(incarnation=INCARNATION, host=HostId("H"), served_name=self.route, deadline_ms=deadline_ms)
+        return Place(incarnation=INCARNATION, host=HostId("H"), served_name=self.route, left_ms=Millis(600_000))
 
     def waiting(self) -> Waiting:
         """It never waits."""

@@ -27,3 +27,12 @@ def _since_boot_ms() -> int:
 
 now_ms: Clock = steady()
 """The clock of this process: what the host stamps evidence with and the server its events agree, whatever is set."""
+
+
+def of_the_wall(at_ms: Millis) -> Millis:
+    """By this process's clock: a point in time that somebody else gave by the machine's clock as it is set now.
+
+    Apart by less than a second they count as one: two readings are never of the same moment.
+    """
+    ahead_ms = now_ms() - time.time_ns() // 1_000_000
+    return at_ms if abs(ahead_ms) < 1_000 else Millis(at_ms + ahead_ms)

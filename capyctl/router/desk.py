@@ -33,7 +33,7 @@ class Arrival:
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where to dispatch. `deadline_ms` bounds the first output (Unix ms); `cache_scope` is deployment and revision.
+    """Where to dispatch. `left_ms`: how long the first output may take; `cache_scope` is deployment and revision.
 
     `named`: the engine must be told the request's id, since by that id it will be asked to end it.
     """
@@ -41,7 +41,7 @@ class Place:
     incarnation: Incarnation
     host: HostId
     served_name: str
-    deadline_ms: Millis
+    left_ms: Millis
     cache_scope: str = ""
     named: bool = False
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from typing import Final
 
 import attrs
@@ -243,8 +242,7 @@ class Relay:
             place = await self._ticket.place()
             self._place = place
             self.share.release()
-            left = place.deadline_ms / 1000 - time.time() + WORLD_LATE_SECONDS
-            patience.deadline = trio.current_time() + left
+            patience.deadline = trio.current_time() + place.left_ms / 1000 + WORLD_LATE_SECONDS
             rid = self.request if place.named else None
             body = self.question.for_engine(place.served_name, place.cache_scope, rid)
             clock = figures.Clock(sent_at=trio.current_time())

@@ -215,7 +215,7 @@ class Desk:
             incarnation=order.incarnation,
             host=order.host,
             served_name=deployment.spec.routes[0],
-            deadline_ms=order.deadline_ms,
+            left_ms=Millis(order.deadline_ms - self.clock()),
             cache_scope=f"{order.incarnation.lane.deployment}@{deployment.state.revision}",
             named=traits is not None and traits.abort_by_id,  # as the request's machine will settle it, if it is cut
         )

@@ -16,6 +16,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from capyctl import ulid
+from capyctl.clock import of_the_wall
 from capyctl.control import events, orders
 from capyctl.errors import Failure, Refusal
 from capyctl.fsm.types import DeploymentId, HostId, Millis, OperationId
@@ -339,11 +340,14 @@ def _config(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ahead(body: Mapping[str, Any], now_ms: Millis) -> Millis | None:
-    """The deadline of a body. Raises: Failure when it has passed."""
-    deadline = positive(body, "deadline_ms")
-    if deadline is not None and deadline <= now_ms:
+    """The deadline of a body, which its sender read off the wall. Raises: Failure when it has passed."""
+    given = positive(body, "deadline_ms")
+    if given is None:
+        return None
+    deadline = of_the_wall(Millis(given))
+    if deadline <= now_ms:
         raise Failure("deadline_exceeded", "deadline_ms: has passed")
-    return None if deadline is None else Millis(deadline)
+    return deadline
 
 
 def _members(given: object) -> tuple[events.Member, ...]:

@@ -100,7 +100,7 @@ async def test_a_place_given_on_arrival_needs_no_wait(world):
     world.on(events.RequestArrived, ADMIT)
     ticket = world.desk.arrive(arrival())
     place = await ticket.place()
-    assert (place.incarnation, place.served_name, place.deadline_ms) == (RUN, "m", 9_000)
+    assert (place.incarnation, place.served_name, place.left_ms) == (RUN, "m", 8_000)
 
 
 @pytest.mark.parametrize("by_id", [True, False])

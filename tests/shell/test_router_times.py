@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,22 @@ class Room:
 def furnish(nursery: trio.Nursery, *scripts: Callable) -> Room:
     desk, upstream = FakeDesk(deadline_seconds=600), FakeUpstream(nursery, list(scripts))
     return Room(build_app(desk, upstream, Keys((Key.of("k", TOKEN),))), desk, upstream)
+
+
+@pytest.mark.parametrize("ahead_s", [7_200, -7_200])
+async def test_an_answer_has_its_time_though_the_machines_clock_is_set_meanwhile(
+    ahead_s: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + ahead_s)
+    async with trio.open_nursery() as nursery:
+        here = furnish(nursery, answers_at_once)
+        here.desk.gate.set()
+        asked = ask(stream=True)
+        await asked.through(here.app)
+        assert asked.status == 200
+        assert "[DONE]" in asked.text
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_waiting_stream_hears_something_every_ten_seconds(autojump_clock: trio.testing.MockClock) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import attrs
@@ -73,12 +72,11 @@ class FakeTicket:
             self.tell("refused")
             raise self.desk.refuse_place
         self.tell("placed")
-        left_ms = int(self.desk.deadline_seconds * 1000)
         return Place(
             incarnation=INCARNATION,
             host=HostId("H"),
             served_name=self.desk.served_name or self.arrival.route,
-            deadline_ms=Millis(time.time_ns() // 1_000_000 + left_ms),
+            left_ms=Millis(int(self.desk.deadline_seconds * 1000)),
         )
 
     def waiting(self) -> Waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -224,6 +225,20 @@ async def test_a_receipt_outlives_a_restart_its_deadline_and_the_policy_it_met(t
         assert await after.ask("POST", f"/deployments/{view['id']}/actions", body, key=key) == first
         fresh = await after.ask("POST", f"/deployments/{view['id']}/actions", body)
         assert (fresh[0], fresh[1]["error"]["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize("ahead_s", [7_200, -7_200])
+async def test_a_deadline_is_read_by_the_machines_clock_as_it_is_set_now(tmp_path, monkeypatch, ahead_s):
+    wall = time.time_ns
+    async with role(tmp_path / "server") as here:
+        view = await here.deployed()
+        monkeypatch.setattr(time, "time_ns", lambda: wall() + ahead_s * 10**9)
+        passed = await here.act(view, "start", deadline_ms=time.time_ns() // 1_000_000 - 10_000)
+        assert (passed[0], passed[1]["error"]["code"]) == (504, "deadline_exceeded")
+        status, receipt = await here.act(view, "start", deadline_ms=time.time_ns() // 1_000_000 + 60_000)
+        assert status == 202
+        opened = here.services.world.book.operations[receipt["operation_id"]]
+        assert 0 < opened.deadline_ms - here.services.clock() <= 60_000
 
 
 async def test_an_engine_of_before_serves_again_only_after_it_was_looked_at(tmp_path):
