@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -21,12 +21,25 @@ from capyctl.units import gib
 BAR_LEAST: Final = 10
 """Columns below which a bar shows nothing; without room for it the figures stand alone."""
 BAR_MOST: Final = 60
+GIB: Final = 1 << 30
 WORDS_LEAST: Final = 14
 DOMAIN_TITLES: Final = ("HOST", "DOMAIN", "CHARGED", "LIMIT", "PARKED", "RESERVE", "FOREIGN", "FREE", "TOTAL")
 HOLDER_TITLES: Final = ("HOST", "DOMAIN", "HOLDER", "PHASE", "CHARGED", "SOURCE", "RESIDENT")
 
 Row = tuple[str, str, int | None, str]
 """A line under a domain: its words, its figure's text, the bytes of its bar, what is said after it."""
+
+Figures = Callable[[Any], str]
+"""How the amounts of one table are written, so that they can be compared by eye."""
+DOMAIN_FIGURES: Final = (
+    "reserved_bytes",
+    "managed_limit",
+    "parked_bytes",
+    "free_reserve",
+    "foreign_bytes",
+    "available_bytes",
+    "capacity_bytes",
+)
 
 
 def memory(
@@ -77,25 +90,13 @@ def fills() -> str:
 
 def plain(domains: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
     """Two tables: the domains, and who holds what of them."""
+    held = [(host, domain, holder) for host, domain in domains for holder in domain.get("holders", ())]
+    whole = figures(domain.get(name) for _, domain in domains for name in DOMAIN_FIGURES)
+    part = figures(holder.get(name) for _, _, holder in held for name in ("bytes", "resident_bytes", "planned_bytes"))
     table(
         DOMAIN_TITLES,
         (
-            (
-                str(host["name"]),
-                str(domain["domain_id"]),
-                *(
-                    _size(domain.get(name))
-                    for name in (
-                        "reserved_bytes",
-                        "managed_limit",
-                        "parked_bytes",
-                        "free_reserve",
-                        "foreign_bytes",
-                        "available_bytes",
-                        "capacity_bytes",
-                    )
-                ),
-            )
+            (str(host["name"]), str(domain["domain_id"]), *(whole(domain.get(name)) for name in DOMAIN_FIGURES))
             for host, domain in domains
         ),
     )
@@ -108,12 +109,11 @@ def plain(domains: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
                 str(domain["domain_id"]),
                 _name(holder),
                 str(holder["phase"]),
-                _size(holder["bytes"]),
-                _source(holder),
-                _size(holder.get("resident_bytes")),
+                part(holder["bytes"]),
+                _source(holder, part),
+                part(holder.get("resident_bytes")),
             )
-            for host, domain in domains
-            for holder in domain.get("holders", ())
+            for host, domain, holder in held
         ),
         none="No engine holds memory.",
     )
@@ -129,19 +129,19 @@ def drawn(host: Mapping[str, Any], domain: Mapping[str, Any], columns: int, *, f
     """
     rows = [*_rows(domain)]
     capacity = int(domain["capacity_bytes"])
-    figures = max(len(row[1]) for row in rows)
-    most = max(WORDS_LEAST, columns - figures - BAR_LEAST - 5)
+    width = max(len(row[1]) for row in rows)
+    most = max(WORDS_LEAST, columns - width - BAR_LEAST - 5)
     words = min(most, max(len(row[0]) for row in rows))
     notes = max(len(row[3]) for row in rows)
-    room = min(BAR_MOST, columns - words - figures - notes - 8)
+    room = min(BAR_MOST, columns - words - width - notes - 8)
     if room < BAR_LEAST:  # what is said after it is worth less than the bar
-        notes, room = 0, min(BAR_MOST, columns - words - figures - 5)
+        notes, room = 0, min(BAR_MOST, columns - words - width - 5)
     head = f"{domain['domain_id']} of {host['name']}, {gib(capacity)}"
     if domain.get("reason"):
         head += f": {domain['reason']}"
     lines = [head]
     for text, figure, amount, note in rows:
-        line = f"  {_cut(text, words, full).ljust(words)}  {figure.rjust(figures)}"
+        line = f"  {_cut(text, words, full).ljust(words)}  {figure.rjust(width)}"
         if room >= BAR_LEAST:
             line += f" {bar(amount, capacity, room, full).ljust(room)}"
         lines.append(f"{line}  {note}" if notes else line)
@@ -149,23 +149,25 @@ def drawn(host: Mapping[str, Any], domain: Mapping[str, Any], columns: int, *, f
 
 
 def _rows(domain: Mapping[str, Any]) -> Iterable[Row]:
-    charged, most = int(domain["reserved_bytes"]), int(domain["managed_limit"])
-    yield "charged", _size(charged), charged, f"limit {gib(most)}"
-    for holder in domain.get("holders", ()):
-        amount = int(holder["bytes"])
-        yield f"  {_name(holder)}", _size(amount), amount, f"{holder['phase']}, {_source(holder)}"
-    parked = int(domain.get("parked_bytes") or 0)
+    holders, parked = domain.get("holders", ()), int(domain.get("parked_bytes") or 0)
+    seen = (("resident_bytes", "engines use"), ("foreign_bytes", "others use"), ("available_bytes", "free"))
+    size = figures(
+        [domain[name] for name in ("reserved_bytes", "managed_limit", "free_reserve")]
+        + [parked, domain["parked_limit"] if parked else None, *(domain.get(name) for name, _ in seen)]
+        + [holder.get(name) for holder in holders for name in ("bytes", "planned_bytes")]
+    )
+    charged = int(domain["reserved_bytes"])
+    yield "charged", size(charged), charged, f"limit {size(domain['managed_limit'])}"
+    for holder in holders:
+        note = f"{holder['phase']}, {_source(holder, size)}"
+        yield f"  {_name(holder)}", size(holder["bytes"]), int(holder["bytes"]), note
     if parked:
-        yield "parked", _size(parked), parked, f"limit {gib(int(domain['parked_limit']))}"
+        yield "parked", size(parked), parked, f"limit {size(domain['parked_limit'])}"
     reserve = int(domain["free_reserve"])
-    yield "reserve", _size(reserve), reserve, "stays free"
-    for name, word, note in (
-        ("resident_bytes", "engines use", ""),
-        ("foreign_bytes", "others use", ""),
-        ("available_bytes", "free", ""),
-    ):
-        amount_seen = domain.get(name)
-        yield word, _size(amount_seen), None if amount_seen is None else int(amount_seen), note
+    yield "reserve", size(reserve), reserve, "stays free"
+    for name, word in seen:
+        amount = domain.get(name)
+        yield word, size(amount), None if amount is None else int(amount), ""
 
 
 def _cut(text: str, width: int, full: str) -> str:
@@ -184,10 +186,23 @@ def _name(holder: Mapping[str, Any]) -> str:
     return f"{holder['name']}/{holder['index']}"
 
 
-def _size(amount: Any) -> str:
-    return "-" if amount is None else gib(int(amount))
+def figures(amounts: Iterable[Any]) -> Figures:
+    """GiB with as many decimals, one to three, as it takes that none of these amounts reads as nothing."""
+    given = [int(amount) for amount in amounts if amount is not None and int(amount)]
+    least = min(given, default=GIB)
+    decimals = next((count for count in (1, 2) if least * 10**count * 2 >= GIB), 3)
+
+    def figure(amount: Any) -> str:
+        if amount is None:
+            return "-"
+        steps = (int(amount) * 10**decimals * 2 + GIB) // (2 * GIB)
+        if int(amount) and not steps:
+            return f"<{1 / 10**decimals:.{decimals}f} GiB"
+        return f"{steps // 10**decimals}.{steps % 10**decimals:0{decimals}d} GiB"
+
+    return figure
 
 
-def _source(holder: Mapping[str, Any]) -> str:
+def _source(holder: Mapping[str, Any], figure: Figures) -> str:
     planned = holder.get("planned_bytes")
-    return str(holder["provenance"]) + (f", planned {gib(int(planned))}" if planned is not None else "")
+    return str(holder["provenance"]) + (f", planned {figure(planned)}" if planned is not None else "")

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from typing import Any
 
 from cli_fake_role import FakeRole
@@ -15,7 +16,7 @@ from conftest import Shell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capyctl.cli.memory import bar, drawn
+from capyctl.cli.memory import bar, drawn, figures
 
 GIB = 1 << 30
 SIZE = re.compile(r"\d+\.\d GiB|(?<= )-(?= |$)")
@@ -92,6 +93,24 @@ def test_a_bar_shows_something_for_anything_and_never_more_than_there_is(
     drawn_ = bar(amount, capacity, width, "#")
     assert bool(drawn_) == (amount > 0 and capacity > 0)
     assert len(drawn_) <= width
+
+
+def test_the_figures_of_a_table_have_one_unit_and_none_that_is_something_reads_as_nothing() -> None:
+    assert [*map(figures([11 * GIB, GIB, 0, None]), (11 * GIB, 0, None))] == ["11.0 GiB", "0.0 GiB", "-"]
+    amounts = (11 * GIB, 45_508_608)
+    assert [*map(figures(amounts), amounts)] == ["11.00 GiB", "0.04 GiB"]
+    amounts = (GIB - 1, 4096)
+    assert [*map(figures(amounts), amounts)] == ["1.000 GiB", "<0.001 GiB"]
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 1 << 42), max_size=6))
+def test_figures_are_within_half_of_their_last_digit(amounts: list[int]) -> None:
+    figure = figures(amounts)
+    for amount in amounts:
+        text = figure(amount).removesuffix(" GiB").removeprefix("<")
+        assert abs(Fraction(text) - Fraction(amount, GIB)) <= Fraction(1, 10 ** len(text.partition(".")[2]))
+        assert not amount or Fraction(text)
 
 
 def test_columns_and_json_reach_a_pipe(shell: Shell, role: FakeRole) -> None:
