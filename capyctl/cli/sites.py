@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -21,9 +21,10 @@ from capyctl.documents.host import DomainLimits, Host
 from capyctl.documents.model_source import Local
 from capyctl.documents.paths import REDACTED
 from capyctl.documents.settings import StandaloneSettings
+from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.engines.revisioned import ENGINES
-from capyctl.errors import Refusal
+from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Activation, Bytes, Device, Domain, HostId, Millis
 from capyctl.host.devices import Observer
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
@@ -31,6 +32,11 @@ from capyctl.roles.machine import check_this_release, checkpoints_of, limits_of,
 from capyctl.server.deploy import Allowed
 from capyctl.server.preview import Facts, Site
 
+START_ONLY: Final = (
+    "whether the listeners' addresses are this machine's and free",
+    "the state directory: who may reach it, its keys, and limits below what runs",
+)
+"""What only a start itself knows of a document of this machine."""
 KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
 
 
@@ -60,6 +66,30 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
         source="this machine",
         silent=tuple(f"card {card.index}: {card.fault}" for card in cards if card.fault),
     )
+
+
+def check_start(settings: StandaloneSettings) -> list[str]:
+    """Refuse what the start of a standalone role on this machine would refuse, as far as nothing is run or written.
+
+    Returns: what of it only that start can tell. Raises: Refusal as that start.
+    """
+    check_this_release(settings)
+    registry = registry_of(settings)
+    registry.measure_own(running=False)
+    registry.reload()
+    left = [
+        f"host.local_engine.{word}: whether it runs, and its version"
+        for word in settings.document.host.local_engine.installations
+        if FAMILIES[word].glance is None
+    ]
+    try:
+        memory, cards = trio.run(Observer().discover)
+        limits_of(settings, HostId(name_of(settings)), memory, cards)
+    except CapyError as refused:
+        if refused.code != "topology_unknown":  # a role may know its cards from before
+            raise
+        left.append(f"limits: {refused.message}")
+    return [*left, *START_ONLY]
 
 
 def of_documents(files: list[str], wanted: tuple[str, ...]) -> list[Site]:

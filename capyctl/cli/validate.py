@@ -47,6 +47,13 @@ HOST_ONLY: Final = (
 )
 """What only the host itself knows of a document that is not of this machine."""
 
+ROLE_LEFT: Final = {
+    "server": ("whether its addresses are free, and its state directory", "hosts and what they publish"),
+    "host": HOST_ONLY,
+    "custom_engine": ("the program, which `capyctl engine add --custom` pins",),
+}
+"""What a document of another role, or of no role, does not say."""
+
 
 def config(
     path: Annotated[str | None, Parameter(help="Document of any kind.")] = None,
@@ -63,18 +70,51 @@ def config(
     if kinds.is_deployment(raw):
         _deployment(raw, file, host or [], set or [], common)
         return
-    kind, document = kinds.check(raw, file, set or ())
+    kind, document, left = _of_a_role(raw, file, set or [], common)
     if host:
         raise Refusal("invalid_config", f"--host is for deployments; {file} is a {kind} document")
-    if kind == "standalone":
-        from capyctl.documents.standalone import check_release
-
-        check_release(document)
     if common.as_json:
         plain = json.loads(strict.canonical(document))
-        emit_json({"valid": True, "file": file, "kind": kind, "document": plain})
+        emit_json({"valid": True, "file": file, "kind": kind, "document": plain, "not_checked": left})
         return
     say(f"{file} is a valid {kind} document")
+    _say_left(left)
+
+
+def _of_a_role(raw: dict[str, Any], file: str, overrides: list[str], common: Common) -> tuple[str, Any, list[str]]:
+    """A document that is no deployment: its kind, the document, and what only its start or its host knows.
+
+    A standalone one has the verdict of `start standalone --config <file>`. Raises: Refusal as that start.
+    """
+    if raw.get("kind") != "standalone":
+        kind, document = kinds.check(raw, file, overrides)
+        return kind, document, list(ROLE_LEFT[kind])
+    from capyctl.cli import sites
+    from capyctl.documents.settings import Stated, effective
+
+    root = places.stated_state_root(common.state_dir, os.environ, os.getcwd())
+    implicit = places.Places(root or places.default_state_root(os.environ)).document("standalone")
+    stated = Stated(
+        overrides=tuple(overrides),
+        environ=dict(os.environ),
+        cwd=os.getcwd(),
+        config=None
+        if places.absolute(file, os.getcwd()) == implicit and not os.environ.get("CAPYCTL_CONFIG")
+        else file,
+        state_dir=common.state_dir,
+    )
+    settings = effective(stated, file)
+    for notice in settings.notices:
+        note(notice)
+    return "standalone", settings.document, sites.check_start(settings)
+
+
+def _say_left(left: Sequence[str]) -> None:
+    if left:
+        say()
+        say("Not checked")
+    for entry in left:
+        say(f"  {entry}")
 
 
 def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: list[str], common: Common) -> None:
@@ -112,10 +152,7 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
     for made in found:
         say()
         key_lines(_lines(made))
-    say()
-    say("Not checked")
-    for entry in left:
-        say(f"  {entry}")
+    _say_left(left)
 
 
 def _read(raw: dict[str, Any], file: str) -> Deployment:

@@ -129,9 +129,11 @@ class StandaloneSettings:
     rows: tuple[Row, ...] = attrs.field(default=(), repr=False)
 
 
-def effective(stated: Stated) -> StandaloneSettings:
+def effective(stated: Stated, called: str | None = None) -> StandaloneSettings:
     """The settings of a standalone role that is started with what is `stated`. Reads, never writes.
 
+    Args:
+      called: how messages call the document, instead of its whole path.
     Raises: Refusal invalid_config naming the document, flag, variable or override at fault.
     """
     environ = stated.environ
@@ -143,7 +145,8 @@ def effective(stated: Stated) -> StandaloneSettings:
     else:
         path = Places(root or places.default_state_root(environ)).document("standalone")
         exists = os.path.exists(path)
-    raw = _read(path) if exists else {}
+    called = called or path
+    raw = _read(path, called) if exists else {}
     if explicit is not None and isinstance(raw.get("state_dir"), str) and raw["state_dir"]:
         own = places.absolute(raw["state_dir"], os.path.dirname(path))
         if root is not None and root != own:
@@ -151,8 +154,8 @@ def effective(stated: Stated) -> StandaloneSettings:
         root = root or own
     where = Places(root or places.default_state_root(environ))
     statements = [*_named(stated, notices), *_by_path(stated)]
-    document = paths.overlay(Standalone, raw, statements, path)
-    document = _placed(document, where, environ, path)
+    document = paths.overlay(Standalone, raw, statements, called)
+    document = _placed(document, where, environ, called)
     if stated.debug_engine_logs and "memory" in (document.host.engine_logs, _retention(document)):
         raise Refusal("invalid_config", "--debug-engine-logs: host.engine_logs is memory, so no engine log is written")
     assert document.host.model_store.path is not None
@@ -174,13 +177,12 @@ def _retention(document: Standalone) -> str:
     return "memory" if document.host.retention == "zero" else "file"
 
 
-def _read(path: str) -> dict[str, Any]:
-    raw = reader.read(owned.read_regular(path, reader.BYTES_MAX), path)
+def _read(path: str, called: str) -> dict[str, Any]:
+    raw = reader.read(owned.read_regular(path, reader.BYTES_MAX, called), called)
     if type(raw) is not dict:
-        raise Refusal("invalid_config", f"{path}: expected a standalone document")
-    for name in ("schema_version", "kind", "name"):
-        if name not in raw:
-            raise Refusal("invalid_config", f"{path}: {name}: is required")
+        raise Refusal("invalid_config", f"{called}: expected a standalone document")
+    if "kind" not in raw:  # without one a document is a deployment
+        raise Refusal("invalid_config", f"{called}: kind: is required; write kind: standalone")
     return raw
 
 

@@ -5,6 +5,9 @@ Source: engines 2.7-2.9; security F17.
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -85,7 +88,7 @@ class Registry:
         What only a program that starts slowly could tell is left to its launches, which look again.
 
         Args:
-          running: False runs no program, and leaves alone what only that would tell.
+          running: False runs no program, and leaves alone what only that would tell; the program must be there.
 
         Raises: Refusal as registering it would.
         """
@@ -95,6 +98,7 @@ class Registry:
             executable = _program(registered)
             known = FAMILIES[registered.engine]
             if known.glance is None and not running:
+                _check_program(executable)
                 continue
             measured = (known.glance or known.measure)(executable)
             stated = registered.profile.build_fingerprint
@@ -230,6 +234,16 @@ def _program(registered: Registered) -> Path:
     if found is None:
         raise Refusal("engine_not_found", f"{path} holds no {FAMILIES[registered.engine].title}")
     return found.executable
+
+
+def _check_program(path: Path) -> None:
+    """Refuse what running it would refuse at once. Raises: Refusal `engine_version_failed`."""
+    try:
+        seen = os.stat(path)
+    except OSError as wrong:
+        raise Refusal("engine_version_failed", f"{path} cannot be run: {wrong.strerror}") from None
+    if not stat.S_ISREG(seen.st_mode) or not os.access(path, os.X_OK):
+        raise Refusal("engine_version_failed", f"{path} cannot be run: {os.strerror(errno.EACCES)}")
 
 
 def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[str, Registered]:

@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 from capyctl.cli.app import run
+from capyctl.documents.settings import Stated, effective
 from tests.engines.checkpoints import write_checkpoint
 
 GIB = 1 << 30
@@ -291,13 +292,36 @@ def test_host_documents_are_matched_by_name(validate: Command) -> None:
 
 
 def test_a_role_document_is_checked_as_its_start_would(validate: Command) -> None:
-    plain = {"schema_version": 1, "kind": "standalone", "name": "local"}
-    assert validate(write("s.yaml", plain)).out == "s.yaml is a valid standalone document\n"
+    plain = {"kind": "standalone"}  # a start has defaults for the rest
+    said = validate(write("s.yaml", plain))
+    assert said.out.startswith("s.yaml is a valid standalone document\n\nNot checked\n")
+    assert any("listeners' addresses" in line for line in said.left)
+    assert effective(Stated(config="s.yaml", cwd=os.getcwd(), environ=os.environ)).document.name == "local"
     low = validate("s.yaml", "--set", "host.resource_policy.queue.request_deadline=1")
     assert (low.status, "--set host.resource_policy.queue.request_deadline" in low.err) == (2, True)
     kept = validate(write("s.yaml", {**plain, "host": {"engine_logs": "memory"}}))
     assert (kept.status, kept.err.startswith("error [unsupported]: host.engine_logs: memory")) == (5, True)
     assert validate("s.yaml", "--set", "host.engine_logs=file").status == 0
+
+
+def test_what_a_start_on_this_machine_would_refuse_of_its_document_is_refused(validate: Command) -> None:
+    plain = {"kind": "standalone", "state_dir": "beside"}  # relative to its document, as a start reads it
+    assert (
+        json.loads(validate(write("s.yaml", plain), "--json").out)["document"]["state_dir"] == f"{os.getcwd()}/beside"
+    )
+    much = validate("s.yaml", "--set", "host.resource_policy.memory.system.managed_limit=900TiB")
+    assert (much.status, "do not fit into the" in much.err) == (2, True)
+    assert validate("s.yaml", "--set", "host.local_engine.llamacpp=/nope/llama-server").err == (
+        "error [engine_version_failed]: /nope/llama-server cannot be run: No such file or directory\n"
+    )
+    write("llama-server", {})
+    here = f"host.local_engine.llamacpp={os.getcwd()}/llama-server"
+    assert "cannot be run: Permission denied" in validate("s.yaml", "--set", here).err
+    os.chmod("llama-server", 0o755)
+    assert "host.local_engine.llamacpp: whether it runs, and its version" in validate("s.yaml", "--set", here).left
+    elsewhere = write("s.yaml", {**plain, "server": {"state_dir": "/elsewhere"}})
+    assert "s.yaml: server.state_dir: is /elsewhere; it can only be" in validate(elsewhere).err
+    assert not Path("beside").exists()
 
 
 def test_files_that_are_no_documents_are_named_in_one_line(validate: Command) -> None:
