@@ -13,14 +13,14 @@ from typing import Final
 import attrs
 
 from capyctl.control import events as e
-from capyctl.control import operations
+from capyctl.control import operations, waits
 from capyctl.control.book import Book, Owed
 from capyctl.control.orders import Receipt, Reply
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
 from capyctl.fsm.residency import ResidencyPhase
-from capyctl.fsm.types import HostId, Lane, Millis
+from capyctl.fsm.types import Lane, Millis
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.victims import LIFTED
 
@@ -81,7 +81,8 @@ def _refusal(book: Book, state: operation.State) -> str:
     text = f"{owner.spec.name}/{index}: {state.reason}" if owner is not None else state.reason
     if state.code not in CAPACITY:
         return text
-    return f"{text} Nobody was released. Stop what is in its way, or leave --evict out to wait for memory."
+    helps = "" if waits.NOBODY in text else " Stop what is in its way, or leave --evict out to wait for memory."
+    return f"{text} Nobody was released.{helps}"
 
 
 def _is_of(event: e.Event, key: str) -> bool:
@@ -125,30 +126,20 @@ def _asks_for_room(book: Book, lane: Lane, row: InstanceRow) -> bool:
 def is_hopeless(book: Book, lane: Lane, nowhere: Nowhere) -> bool:
     """Whether an operator who said that others may give way is told that nobody can, instead of being kept waiting.
 
-    Not while a client waits for it too, nor while something moves there that may make the room by itself; and what
-    only a sample says is believed at the end of the wait.
+    Where all that is in the way is there to stay, it is told so whenever that is found: an answer to its command may
+    have been given before its files were measured. Else not while a client waits for it too, nor while something moves
+    there that may make the room by itself; and what only a sample says is believed at the end of the wait.
     """
     wish = book.instances[lane].wish
-    owed = (
-        [] if wish is None or not wish.evict else [one for one in book.owed.values() if one.operation == wish.operation]
-    )
+    if wish is None or not wish.evict:
+        return False
+    if waits.never(book, lane, nowhere):
+        return True
+    owed = [one for one in book.owed.values() if one.operation == wish.operation]
     if not any(one.refusable for one in owed) or book.traffic.queue(lane.deployment).waiting:
         return False
     if not all(short.check in LIFTED for short in nowhere.shortfalls) and all(
         book.now_ms < one.until_ms for one in owed
     ):
         return False
-    return not any(_moves(book, lane, host) for host in nowhere.hosts)
-
-
-def _moves(book: Book, lane: Lane, host: HostId) -> bool:
-    """Something of another deployment is on its way on this host, and may be able to give way at its end."""
-    if host in book.active_switches:
-        return True
-    return any(
-        other.deployment != lane.deployment and (row.in_progress or _unproven(row)) for other, row in book.on(host)
-    )
-
-
-def _unproven(row: InstanceRow) -> bool:
-    return row.is_ready and not row.gate_open
+    return not any(waits.moves(book, lane, host) for host in nowhere.hosts)

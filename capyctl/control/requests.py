@@ -7,7 +7,7 @@ finds a free place on an open gate is admitted in the step of its arrival; nothi
 from __future__ import annotations
 
 from capyctl.control import events as e
-from capyctl.control import measuring, outward
+from capyctl.control import measuring, outward, waits
 from capyctl.control.book import Book
 from capyctl.control.orders import Abort, Admit, Answer, Cut, Settled
 from capyctl.control.records import DeploymentRow
@@ -295,7 +295,9 @@ def ticked(book: Book, request_id: RequestId) -> None:
     if state is None:
         return
     full = state.deployment is not None and not book.traffic.has_place(state.deployment)
-    tell(book, request_id, request.Ticked(now_ms=book.now_ms, places_full=full))
+    target = state.deployment if state.phase is Phase.QUEUED else None
+    why = "" if target is None else waits.for_client(book, target)
+    tell(book, request_id, request.Ticked(now_ms=book.now_ms, places_full=full, why=why))
     after = book.requests.get(request_id)
     due = request.due_at_ms(after) if after is not None else None
     if due is not None and due > book.now_ms:

@@ -381,7 +381,8 @@ def _short(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     reason = nowhere.message(names(book))
     if book.told_short.get(lane) != reason:
         book.told_short[lane] = reason
-        switching.say_short(book, lane, nowhere.code, reason, final=nowhere.never)
+        helps = "" if nowhere.never or not _evicts_nobody(book, book.instances[lane]) else switching.way_out(book, lane)
+        switching.say_short(book, lane, nowhere.code, f"{reason}{helps}", final=nowhere.never)
 
 
 def _fits(book: Book, lane: Lane) -> None:

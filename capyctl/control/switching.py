@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from capyctl import ulid
-from capyctl.control import answering, crowd, lanes, operations, outward, refusing, requests, residue, verifying
+from capyctl.control import answering, crowd, lanes, operations, outward, refusing, requests, residue, verifying, waits
 from capyctl.control import events as e
 from capyctl.control.book import AskedAround, Book, lane_of_owner
 from capyctl.control.naming import names
@@ -156,6 +156,10 @@ def _begin_for(book: Book, lane: Lane, since_ms: Millis) -> None:
             drop_request_wishes(book, lane.deployment, "unavailable", why[0])
             if book.instances[lane].wish is None:
                 return  # it was wanted by requests alone, and they are answered
+        if waits.never(book, lane, plans):
+            # A wait would end with nothing at its deadline. An operator's wish goes on: operators may make room.
+            words = waits.kept(plans)
+            requests.fail_waiters(book, lane.deployment, "insufficient_resources", words, waits.KEPT_RETRY_S)
         _say(book, lane, plans)
         seen = {host: book.seen.get(host) for host in victims.kept_out_by_samples(plans)}
         tried = book.tried.get(lane)
@@ -282,13 +286,27 @@ def _name_on_receipts(book: Book, opened: OperationId, identity: SwitchId, chose
 
 def _say(book: Book, lane: Lane, nowhere: Nowhere) -> None:
     """No eviction that policy allows makes room: status shows the figures with what could be evicted."""
-    reason = f"{nowhere.message(names(book))}{refusing.words(book, set(nowhere.hosts))}"
+    helps = waits.stay(book, lane, nowhere) if waits.is_kept_out(book, lane, nowhere) else ""
+    reason = f"{nowhere.message(names(book))}{refusing.words(book, set(nowhere.hosts))}{helps}"
     row = book.instances[lane]
-    if answering.is_hopeless(book, lane, nowhere):
+    if row.wish is not None and row.wish.origin is Origin.REQUEST and waits.never(book, lane, nowhere):
+        say_short(book, lane, nowhere.code, reason, final=True)  # who waited was told
+    elif answering.is_hopeless(book, lane, nowhere):
         for one in (lane, *_started_with(book, lane)):
             say_short(book, one, nowhere.code, reason, final=True)
     elif row.waits_for is None or row.waits_for.reason != reason:
         say_short(book, lane, nowhere.code, reason)
+
+
+def way_out(book: Book, lane: Lane) -> str:
+    """What would help a start that evicts nobody: who may give way for it, or that nobody may and what then helps."""
+    tries = steps_of(book, lane)
+    if not tries:
+        return ""
+    plans = _plans(book, lane, book.now_ms, tries, crowd.around(book, lane))
+    if not isinstance(plans, Nowhere):
+        return waits.chosen(book, plans)
+    return waits.stay(book, lane, plans) if waits.is_kept_out(book, lane, plans) else ""
 
 
 def say_short(book: Book, lane: Lane, code: str, reason: str, *, final: bool = False) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capyctl.control import operations, provenance, requests, residue
+from capyctl.control import operations, provenance, requests, residue, waits
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.host_views import hosts, released, switch_view
 from capyctl.control.naming import host_name, lane_name
@@ -412,8 +412,11 @@ def _reserved(book: Book, owner: str, held: Holding, domain: Domain) -> str:
     return provenance.of_charge(None if one is None else one.plan, policy, held, domain)
 
 
-def waiting(world: World, identity: RequestId) -> tuple[str, int] | None:
-    """(the published state of its deployment, its place in the queue from 1) of a waiting request, else None."""
+def waiting(world: World, identity: RequestId) -> tuple[str, int, str] | None:
+    """(the published state of its deployment, its place in the queue from 1, why it waits) of a waiting request.
+
+    The last is empty where the state says it all, and names nobody. None for a request that does not wait.
+    """
     state = world.book.requests.get(identity)
     if state is None or state.deployment is None or state.phase is not request.Phase.QUEUED:
         return None
@@ -422,4 +425,4 @@ def waiting(world: World, identity: RequestId) -> tuple[str, int] | None:
         return None
     order = list(world.book.traffic.queue(state.deployment).waiting)
     rows = [one for _, one in world.book.of(state.deployment)]
-    return observed_state(row, rows), order.index(identity) + 1
+    return observed_state(row, rows), order.index(identity) + 1, waits.for_client(world.book, state.deployment)

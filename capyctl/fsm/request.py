@@ -246,9 +246,10 @@ class IncarnationGone(Event):
 
 @attrs.frozen(kw_only=True)
 class Ticked(Event):
-    """Time passed. `places_full`: all 32 places of its deployment are held."""
+    """Time passed. `places_full`: all 32 places of its deployment are held. `why`: what a waiting one waits for."""
 
     places_full: bool = False
+    why: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -698,7 +699,9 @@ def answer_as_told(state: State, event: TurnedAway | WaitFailed) -> Effect:
 
 def answer_unserved(state: State, event: Ticked) -> Effect:
     """AnswerClient(unavailable)"""
-    return _answer(state, "unavailable", "the model was not ready within the request's deadline", retry_after_s=1)
+    why = f": {event.why}" if event.why else ""
+    message = f"the model was not ready within the request's deadline{why}"
+    return _answer(state, "unavailable", message, retry_after_s=10 if why else 1)
 
 
 def answer_crowded(state: State, event: Ticked) -> Effect:

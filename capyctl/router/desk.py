@@ -48,11 +48,15 @@ class Place:
 
 @attrs.frozen(kw_only=True)
 class Waiting:
-    """What a keep-alive comment says: the deployment's published state, the place in the queue, an estimate."""
+    """What a keep-alive comment says: the deployment's published state, the place in the queue, an estimate.
+
+    `why`: what it waits for, where that is more than the state.
+    """
 
     state: str
     position: int
     estimate_s: int | None
+    why: str = ""
 
 
 class Ticket(Protocol):

@@ -174,6 +174,8 @@ class Relay:
         if self._place is None:
             waiting = self._ticket.waiting()
             seen = {"state": waiting.state, "position": waiting.position, "estimate_s": waiting.estimate_s}
+            if waiting.why:
+                seen["why"] = waiting.why
             if not self.reply.begun:
                 await self.reply.start_stream()
             await self.reply.write(b": x-capyctl-waiting " + json.dumps(seen).encode() + b"\n\n")

@@ -23,8 +23,8 @@ from capyctl.fsm.types import DeploymentId, Millis, RequestId
 from capyctl.router.desk import Arrival, Model, Place, Waiting
 from capyctl.server.store import Finished
 
-Queued = Callable[[RequestId], tuple[str, int] | None]
-"""(the state that users see of its deployment, its place from 1) of a request that waits, else None."""
+Queued = Callable[[RequestId], tuple[str, int, str] | None]
+"""(the state that users see of its deployment, its place from 1, what it waits for) of a waiting request, else None."""
 
 RUNNING: Final = "ready"
 """Of a request that waits for nothing any more: its engine works on the answer."""
@@ -163,7 +163,9 @@ class Desk:
         state, queued = self.book.requests.get(request), self.queued(request)
         if queued is None or state is None or state.deployment is None:
             return Waiting(state=RUNNING, position=0, estimate_s=None)
-        return Waiting(state=queued[0], position=queued[1], estimate_s=self._estimate_s(state.deployment))
+        return Waiting(
+            state=queued[0], position=queued[1], estimate_s=self._estimate_s(state.deployment), why=queued[2]
+        )
 
     def _estimate_s(self, deployment: DeploymentId) -> int | None:
         """Seconds until the start in progress must have ended: an upper bound, or None when nothing is in progress."""

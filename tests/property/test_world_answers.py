@@ -123,16 +123,84 @@ def test_where_nobody_may_give_way_it_is_refused_with_the_figures_and_leaves_no_
     assert here.reply(key).receipt is not None
 
 
-def test_it_is_not_refused_while_a_client_waits_for_the_same_model() -> None:
-    here, a, b = two(warm=True)
+@pytest.mark.parametrize("kept", [{"warm": True}, {"activation": Activation.EXPLICIT}], ids=["warm", "explicit"])
+def test_a_request_that_only_an_operator_can_make_room_for_is_refused_at_once_with_what_lacks(
+    kept: dict[str, Any],
+) -> None:
+    here, a, b = two(**kept)
+    answers = []
+    before = here.check
+
+    def check(shell_: Shell, memory: Any, event: Any, step: Any) -> None:
+        answers.extend(order for order in step.orders if isinstance(order, o.Answer))
+        assert before is not None
+        before(shell_, memory, event, step)
+
+    here.check = check
     here.ask("b")
     here.run(100)
-    reply, took = answered(here, here.start(b, evict=True))
-    assert reply.receipt is not None
-    assert took >= WAITS_MS
+    (answer,) = answers
+    assert (answer.code, answer.retry_after_s) == ("insufficient_resources", 60)
+    assert answer.message.startswith("there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)")
+    assert " a " not in answer.message.removeprefix("there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)")
+    assert (here.lane(b).phase, here.lane(b).wish) == (ActivationPhase.STOPPED, None)
+    why = here.lane(b).run.last_error
+    assert why is not None
+    assert "stop a (`capyctl stop deployment a`), deploy it without" in why.reason
+    here.stop(a)
+    here.run(30_000, until=lambda: not here.lane(a).has_launch)
+    client = here.ask("b")
+    here.run(60_000)
+    assert client.told == "ok"
+
+
+def test_a_request_waits_for_what_is_kept_while_somebody_stops_it() -> None:
+    here, a, _ = two(warm=True)
+    running = here.ask("a")
+    here.run(100)
+    here.stop(a)
+    client = here.ask("b")
+    here.run(60_000)
+    assert (running.told, client.told) == ("ok", "ok")
+
+
+def test_a_start_that_waits_for_what_is_kept_says_so_and_goes_on_though_its_clients_were_refused() -> None:
+    here, a, b = two(warm=True)
+    here.start(b)
+    here.run(100)
+    for _ in range(2):
+        client = here.ask("b")
+        here.run(100)
+        assert client.told == "insufficient_resources"
+        waits = here.lane(b).waits_for
+        assert waits is not None
+        assert "Nobody gives way for it: stop a (`capyctl stop deployment a`)" in waits.reason
     here.stop(a)
     here.run(60_000, until=lambda: here.lane(b).gate_open)
     assert here.lane(b).gate_open
+
+
+def test_a_start_that_evicts_nobody_names_who_may_give_way_for_it() -> None:
+    here, _, b = two()
+    here.start(b)
+    here.run(100)
+    waits = here.lane(b).waits_for
+    assert waits is not None
+    assert waits.reason.endswith("Use --evict to let it park a, or send it a request: that makes room by itself.")
+
+
+def test_a_start_with_evict_that_was_answered_before_its_files_were_measured_is_refused_then() -> None:
+    here, a, _ = two(warm=True)
+    c = here.deploy(attrs.evolve(DEEP, name="c"))
+    key = here.start(c, evict=True)
+    here.run(30_000)
+    reply = here.replies[key]
+    if reply.receipt is None:
+        assert reply.code == "insufficient_resources"
+        return
+    ended = here.world.book.operations[reply.receipt.operation]
+    assert (ended.phase, ended.code) == (operation.Phase.FAILED, "insufficient_resources")
+    assert here.lane(a).gate_open
 
 
 def test_what_only_a_sample_says_is_believed_at_the_end_of_the_wait() -> None:
