@@ -95,8 +95,10 @@ class Custody:
 
         def look() -> frozenset[segments.Segment]:
             alive = {p.pid for p in processes if identity.presence(p) is Presence.ALIVE}
-            group = [member.pid for p in processes if p.role is Role.API for member in identity.group_members(p)]
-            return segments.made_by({*alive, *group})
+            nearest = alive | identity.descendants(alive)
+            found = segments.made_by(nearest)  # before the whole machine is searched for the rest of the group
+            group = {member.pid for p in processes if p.role is Role.API for member in identity.group_members(p)}
+            return found | segments.made_by(group - nearest)
 
         await self._journal_segments(incarnation, await in_thread(look))  # looked first: its maker may be dying
 
@@ -118,8 +120,8 @@ class Custody:
             await self.journal.made(incarnation, made)
 
     async def note_arrivals(self, engine: Engine) -> None:
-        """Look whose new shared memory is the moment it is made, until cancelled."""
-        seen = self.arrivals.count
+        """Look whose new shared memory is the moment it is made, until cancelled. What came before is looked at too."""
+        seen = -1
         while True:
             await self.arrivals.after(seen)
             seen, began = self.arrivals.count, trio.current_time()

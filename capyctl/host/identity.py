@@ -123,6 +123,29 @@ def everyone(proc: Path = PROC, among: Callable[[int], bool] | None = None) -> I
                 yield stat
 
 
+def descendants(pids: Iterable[int], proc: Path = PROC) -> set[int]:
+    """Children of these processes, their children, and so on: found at once, where the kernel lists them.
+
+    Those whose parent has ended are somebody else's by now, so this is a part of a launch and never a proof.
+    """
+    found: set[int] = set()
+    asked = [*pids]
+    while asked:
+        new = _children(proc / str(asked.pop()) / "task") - found
+        found |= new
+        asked += new
+    return found
+
+
+def _children(tasks: Path) -> set[int]:
+    """Whom the threads of one process forked; none of it when it ends meanwhile, or where no such lists are kept."""
+    try:
+        lists = [(tasks / task / "children").read_bytes() for task in os.listdir(tasks)]
+    except OSError:
+        return set()
+    return {int(pid) for one in lists for pid in one.split()}
+
+
 def group_members(leader: ProcessIdentity, proc: Path = PROC) -> tuple[Stat, ...]:
     """Living processes of the group, or of the session, that `leader` was spawned to lead.
 

@@ -113,6 +113,15 @@ def test_a_leader_that_exited_while_its_threads_run_is_alive(tmp_path: Path) -> 
     assert (stat.threads, stat.start_ticks, stat.dead) == (3, 55, False)
 
 
+def test_whom_a_process_and_its_children_forked_is_found_from_any_of_their_threads(tmp_path: Path) -> None:
+    lists = {"7/task/7": "8 ", "7/task/71": "9 10 ", "8/task/8": "11 ", "9/task/9": "", "11/task/11": ""}
+    for task, children in {**lists, "12/task/12": "13 "}.items():
+        (tmp_path / task).mkdir(parents=True)
+        (tmp_path / task / "children").write_text(children)
+    assert identity.descendants([7], tmp_path) == {8, 9, 10, 11}  # 10 has ended
+    assert identity.descendants([99], tmp_path) == set()
+
+
 def test_a_child_in_a_group_of_its_own_is_still_one_of_the_launch() -> None:
     program = "import subprocess,time; subprocess.Popen(['sleep','600'], process_group=0); time.sleep(600)"
     with child(sys.executable, "-c", program) as running:
