@@ -24,7 +24,7 @@ from capyctl.checkpoints.reading import steadily
 from capyctl.checkpoints.tensor_facts import tensor_facts
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.engine_config import FAMILIES
-from capyctl.documents.model_source import Local
+from capyctl.documents.model_source import Http, HuggingFace, Local
 from capyctl.errors import Refusal
 
 LLAMACPP, CUSTOM = "llamacpp", "custom"
@@ -111,17 +111,26 @@ class CheckpointStore:
         """
         return steadily(lambda: self._looked_at(model_dir, wanted))[1]
 
-    def facts_here(self, wanted: Deployment, downloads: str) -> Mapping[str, Any] | None:
+    def facts_here(
+        self, wanted: Deployment, downloads: str, check: Callable[[HuggingFace | Http], None] = lambda source: None
+    ) -> Mapping[str, Any] | None:
         """`facts` of a deployment's model where it lies here; None while one of its sources is not downloaded.
 
         Args:
           downloads: the directory below which downloads lie.
-        Raises: Refusal as `resolve` and `facts`.
+          check: refuses a source that is not there and that would never be fetched.
+        Raises: Refusal as `resolve`, `facts` and `check`.
         """
         family = self._family(wanted)
-        for source, files in sources.fetched(wanted, family):
-            if not os.path.isdir(os.path.join(downloads, sources.place_of(source, files))):
-                return None
+        missing = [
+            source
+            for source, files in sources.fetched(wanted, family)
+            if not os.path.isdir(os.path.join(downloads, sources.place_of(source, files)))
+        ]
+        for source in missing:
+            check(source)
+        if missing:
+            return None
         here = sources.placed(wanted, family, downloads)
         assert isinstance(here.model.source, Local)  # it is placed
         return self.facts(self.resolve(here.model.source.path), here)

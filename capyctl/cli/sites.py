@@ -21,6 +21,7 @@ from capyctl.documents.host import DomainLimits, Host
 from capyctl.documents.model_source import Local
 from capyctl.documents.paths import REDACTED
 from capyctl.documents.settings import StandaloneSettings
+from capyctl.downloads.fetch import Fetcher
 from capyctl.engines.families import FAMILIES
 from capyctl.engines.registry import Registry
 from capyctl.engines.revisioned import ENGINES
@@ -28,7 +29,7 @@ from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Activation, Bytes, Device, Domain, HostId, Millis
 from capyctl.host.devices import Observer
 from capyctl.ledger.types import DomainKind, DomainPolicy, HostPolicy
-from capyctl.roles.machine import check_this_release, checkpoints_of, limits_of, name_of, registry_of
+from capyctl.roles.machine import check_this_release, checkpoints_of, fetcher_of, limits_of, name_of, registry_of
 from capyctl.server.deploy import Allowed
 from capyctl.server.preview import Facts, Site
 
@@ -57,15 +58,31 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
     half = settings.document.host
     store = checkpoints_of(settings, registry, None)
     downloads = str(half.model_sources.path or settings.models_dir)
+    check = _fetcher(settings).check
     return Site(
         allowed=Allowed(host=host, name=policy.name, activation=Activation(half.lifecycle.activation), policy=policy),
         policy=policy,
         profiles=registry,
         request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
-        facts=partial(store.facts_here, downloads=downloads),
+        facts=partial(store.facts_here, downloads=downloads, check=check),
         source="this machine",
         silent=tuple(f"card {card.index}: {card.fault}" for card in cards if card.fault),
     )
+
+
+def check_sources(settings: StandaloneSettings, document: Deployment) -> None:
+    """Refuse a source that this machine's settings never let it fetch, whatever engine it is for. Raises: Refusal."""
+    for source in document.model.sources:
+        if not isinstance(source, Local):
+            try:
+                _fetcher(settings).check(source)
+            except Refusal as refused:
+                raise Refusal(refused.code, f"{document.name}: model: {refused.message}") from None
+
+
+def _fetcher(settings: StandaloneSettings) -> Fetcher:
+    stated = settings.document.host.model_sources
+    return fetcher_of(stated, settings.models_dir, settings.places.secrets, None, os.environ)
 
 
 def check_start(settings: StandaloneSettings) -> list[str]:
@@ -136,13 +153,14 @@ def _site(path: str, host: Host) -> Site:
     )
 
     downloads = str(host.model_sources.path or models)
+    fetcher = fetcher_of(host.model_sources, str(models), os.path.join(host.state_dir, "secrets"), None, {})
 
     def facts(document: Deployment) -> Facts | None:
         """Of files that lie here as they would lie there; others are that host's to look at."""
         source = document.model.source
         if isinstance(source, Local) and not os.path.exists(models / source.path):
             return None
-        return store.facts_here(document, downloads)
+        return store.facts_here(document, downloads, fetcher.check)
 
     policy = _policy(host)
     return Site(

@@ -172,13 +172,13 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
     them from before decides with them.
     """
     settings = None if hosts else _settings(common)
+    wanted = document.completed().placement.hosts
     if settings is not None and not _may_have_engines(settings):
-        return [], []
+        return [], _without_engines(document, settings, wanted)
     # Everything that a role decides with is imported only when there is an engine to decide about.
     from capyctl.cli import sites
     from capyctl.server.preview import preview
 
-    wanted = document.completed().placement.hosts
     if settings is None:
         return preview(document, sites.of_documents(hosts, wanted), more_hosts=True), []
     try:
@@ -187,7 +187,9 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
         if refused.code != "topology_unknown":
             raise
         return [], [f"this machine: {refused.message}"]
-    if here is None or (wanted and here.allowed.name not in wanted):
+    if here is None:
+        return [], _without_engines(document, settings, wanted)
+    if wanted and here.allowed.name not in wanted:
         return [], []
     silent = [f"what does not answer on this machine: {card}" for card in here.silent]
     try:
@@ -196,6 +198,22 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
         if not here.silent or refused.code not in CARDS_MATTER:
             raise
         return [], [*silent, f"this machine; with the cards that answer: {refused.message}"]
+
+
+def _without_engines(document: Deployment, settings: StandaloneSettings, wanted: Sequence[str]) -> list[str]:
+    """What is left where this machine has no engine: it decides nothing but where models may come from.
+
+    Raises: Refusal as `check_sources`.
+    """
+    from capyctl.documents.model_source import Local
+
+    if wanted:  # hosts of these names, of which this machine may be none
+        return []
+    if not all(isinstance(source, Local) for source in document.model.sources):
+        from capyctl.cli import sites
+
+        sites.check_sources(settings, document)
+    return []
 
 
 def _settings(common: Common) -> StandaloneSettings:

@@ -191,6 +191,14 @@ class Door:
             self.trusted = ssl.create_default_context()
         return self.trusted
 
+    def check(self, url: str) -> None:
+        """Refuse a URL that `open` would refuse before it asks anybody. Raises: Refusal `not_materializable`."""
+        parts = _parts(url, "the source")
+        host = parts.hostname or ""
+        self.reach.check_named(host)
+        self._check_scheme(parts, _shown(parts))
+        self.reach.check_written(host)
+
     def open(
         self,
         url: str,

@@ -77,6 +77,14 @@ class Fetcher:
         """Where a source lies once it is complete."""
         return self.room.root / place_of(source, wanted)
 
+    def check(self, source: HuggingFace | Http) -> None:
+        """Refuse a source that is not here and that `fetch` would refuse before it asks anybody.
+
+        Raises: Refusal `not_materializable`, `unsafe_file`, `unsupported`.
+        """
+        self._check_allowed(source)
+        self.asking.check(source)
+
     def found(self, source: HuggingFace | Http, wanted: Wanted) -> Path | None:
         """Where a source lies, if it is complete. Raises: Refusal `invalid_root` and others of `unwritten`."""
         final = self.directory(source, wanted)

@@ -71,6 +71,13 @@ class Asking:
         chosen = sources.choose(source.repo, list(found), wanted)
         return [attrs.evolve(found[name], token=token) for name in chosen]
 
+    def check(self, source: HuggingFace | Http) -> None:
+        """Refuse what `files` would refuse before anybody is asked and any secret is read. Raises: Refusal."""
+        if isinstance(source, HuggingFace):
+            self.door.check(self.endpoint)
+        elif source.url is not None:
+            self.door.check(self._one(source).url)
+
     def name_of(self, source: Http) -> str:
         """What a lone file is to be called. Raises: Refusal as above."""
         return self._one(source).path

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from capyctl.documents.scalars import is_loopback_name
 from capyctl.errors import Refusal
 
 Found = tuple[int, Any]
@@ -59,16 +60,37 @@ class Reach:
         found = list(self.lookup(host, port))
         if host.lower() in self.allowed_hosts:
             return found
-        public = [(family, address) for family, address in found if is_public(str(address[0]))]
-        if found and not public:
-            at = str(found[0][1][0])
-            where = "is" if host == at else f"is at {at}, which is"
-            add = f"add {host}" if ":" not in host else "give it a name and add that"  # the list holds no IPv6 address
-            raise Refusal(
-                "not_materializable",
-                f"{host} {where} not a public address. If that is meant, {add} to host.model_sources.allowed_hosts",
-            )
-        return public
+        return _public(host, found)
+
+    def check_written(self, host: str) -> None:
+        """Refuse a host that says by itself that it may not be connected to: an address, however it is spelled.
+
+        Raises: Refusal `not_materializable`. Names are judged once they are looked up.
+        """
+        if host.lower() in self.allowed_hosts:
+            return
+        try:
+            rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            rows = []
+        found: list[Found] = [(family, address) for family, _, _, _, address in rows]
+        if not found and is_loopback_name(host):
+            found = [(socket.AF_INET, ("127.0.0.1", 0))]
+        _public(host, found)
+
+
+def _public(host: str, found: Sequence[Found]) -> list[Found]:
+    """Those addresses of a host that are public. Raises: Refusal `not_materializable` when it has others alone."""
+    public = [(family, address) for family, address in found if is_public(str(address[0]))]
+    if found and not public:
+        at = str(found[0][1][0])
+        where = "is" if host == at else f"is at {at}, which is"
+        add = f"add {host}" if ":" not in host else "give it a name and add that"  # the list holds no IPv6 address
+        raise Refusal(
+            "not_materializable",
+            f"{host} {where} not a public address. If that is meant, {add} to host.model_sources.allowed_hosts",
+        )
+    return public
 
 
 def is_public(text: str) -> bool:

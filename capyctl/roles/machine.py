@@ -20,6 +20,7 @@ from capyctl.checkpoints.digest import StatCache
 from capyctl.checkpoints.store import CheckpointStore
 from capyctl.control.spec import Spec
 from capyctl.documents import places
+from capyctl.documents.blocks import ModelSources
 from capyctl.documents.model_source import Local
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.documents.standalone import check_release
@@ -69,6 +70,7 @@ class Machine:
     ingress: Ingress
     journal: Journal
     checkpoints: CheckpointStore
+    downloads: Downloads
 
 
 async def look_at_model(store: CheckpointStore, site: Site, spec: Spec) -> None:
@@ -167,6 +169,7 @@ async def machine(
     journal = await open_journal(state_dir / JOURNAL_FILE)
     ports = half.resource_policy.endpoint_port_range
     checkpoints = checkpoints_of(settings, registry, state_dir / DIGESTS_FILE)
+    downloads = downloads_of(settings, checkpoints.cache, os.environ)
     try:
         yield Machine(
             agent=HostAgent(
@@ -183,13 +186,14 @@ async def machine(
                 observer=observer,
                 ports=PortLeases(ports.start, ports.end),
                 lifecycle_activation=half.lifecycle.activation,
-                downloads=downloads_of(settings, checkpoints.cache, os.environ),
+                downloads=downloads,
             ),
             left_out=left_out(cards, charged),
             registry=registry,
             ingress=ingress,
             journal=journal,
             checkpoints=checkpoints,
+            downloads=downloads,
         )
     finally:
         with trio.CancelScope(shield=True):
@@ -203,19 +207,25 @@ def downloads_of(settings: StandaloneSettings, cache: StatCache, environ: Mappin
       cache: told the hashes of what arrived.
       environ: may hold a Hub's token.
     """
-    stated = settings.document.host.model_sources
+    stated, models = settings.document.host.model_sources, settings.models_dir
+    return Downloads(fetcher_of(stated, models, settings.places.secrets, cache, environ))
+
+
+def fetcher_of(
+    stated: ModelSources, models_dir: str, secrets_dir: str, cache: StatCache | None, environ: Mapping[str, str]
+) -> Fetcher:
+    """What fetches models on a host with these settings."""
     door = Door(Reach(allowed_hosts=frozenset(stated.allowed_hosts), plain_http=stated.plain_http == "allowed"))
     token_file = None if stated.huggingface_token_file is None else str(stated.huggingface_token_file)
-    tokens = Tokens(environ=environ, token_file=token_file, secrets_dir=settings.places.secrets)
-    root = Path(settings.models_dir if stated.path is None else stated.path)
-    fetcher = Fetcher(
+    tokens = Tokens(environ=environ, token_file=token_file, secrets_dir=secrets_dir)
+    root = Path(models_dir if stated.path is None else stated.path)
+    return Fetcher(
         asking=Asking(door=door, tokens=tokens, endpoint=stated.huggingface_endpoint.rstrip("/")),
         room=Room(root, stated.max_bytes.bytes),
         cache=cache,
         huggingface=stated.huggingface == "allowed",
         http=stated.http == "allowed",
     )
-    return Downloads(fetcher)
 
 
 def name_of(settings: StandaloneSettings) -> str:

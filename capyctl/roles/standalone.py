@@ -202,7 +202,7 @@ def _services(
         policy=here.agent.policy,
         profiles=here.registry,
         request_deadline_ms=deadline_ms,
-        facts=partial(here.checkpoints.facts_here, downloads=downloads),
+        facts=partial(here.checkpoints.facts_here, downloads=downloads, check=here.downloads.fetcher.check),
         source="this machine",
     )
 

@@ -13,6 +13,7 @@ import trio
 from test_residency_settled import BOX, GIB, Profiles, card_host
 
 from capyctl.checkpoints.store import CheckpointStore
+from capyctl.documents.blocks import ModelSources
 from capyctl.errors import CapyError, Refusal
 from capyctl.fsm.types import Millis
 from capyctl.roles import machine
@@ -51,12 +52,13 @@ class Here:
 def here(tmp_path: Path) -> Here:
     store = CheckpointStore(None, tmp_path, family_of=lambda _: "sglang")
     policy = card_host(BOX)
+    fetcher = machine.fetcher_of(ModelSources(), str(tmp_path), str(tmp_path), None, {})
     site = Site(
         allowed=Allowed(host=policy.host, name=policy.name, policy=policy),
         policy=policy,
         profiles=Profiles(),
         request_deadline_ms=Millis(1_800_000),
-        facts=lambda document: store.facts_here(document, str(tmp_path)),
+        facts=lambda document: store.facts_here(document, str(tmp_path), fetcher.check),
         source="this machine",
     )
     return Here(store, site)
@@ -101,6 +103,32 @@ async def test_what_fits_is_accepted_and_what_is_not_downloaded_waits(here: Here
     write_checkpoint(tmp_path / "m", weights=4 * GIB)
     await here.deploy()
     await here.deploy(model={"source": {"type": "huggingface", "repo": "o/n", "revision": "0" * 40}})
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "line"),
+    [
+        ("http://mirror.example/m.gguf", "not_materializable", "is plain HTTP, which host.model_sources.plain_http"),
+        ("https://127.0.0.1/m.gguf", "not_materializable", "add 127.0.0.1 to host.model_sources.allowed_hosts"),
+        ("https://2130706433/m.gguf", "not_materializable", "is at 127.0.0.1, which is not a public address"),
+        ("https://[fe80::1]/m.gguf", "not_materializable", "fe80::1 is not a public address"),
+        ("https://mirror.example/", "unsafe_file", "does not end in a file's name"),
+    ],
+)
+async def test_a_url_that_this_machine_never_fetches_is_refused_before_anybody_is_asked(
+    here: Here, tmp_path: Path, url: str, code: str, line: str
+) -> None:
+    source = {"type": "http", "url": url, "sha256": "a" * 64}
+    write_checkpoint(tmp_path / "m", weights=4 * GIB)
+    extra = {"accept_extra_args": True, "extra_args": ["--speculative-algorithm=EAGLE3"]}
+    drafted = {"model": {"path": "m", "draft": source}, "engine_config": extra}
+    for document in ({"model": {"source": source}}, drafted):
+        with pytest.raises(Refusal) as refused:
+            await here.deploy(**document)
+        assert (refused.value.code, line in refused.value.message) == (code, True), refused.value.message
+        assert refused.value.message.startswith("m: model: ")
+        assert here.validated(**document) == (refused.value.code, refused.value.message)
+    await here.deploy(model={"source": {**source, "url": "https://mirror.example/m.gguf"}})  # a name waits for DNS
 
 
 async def test_files_that_a_disk_holds_back_hold_nobody_up(
