@@ -29,6 +29,21 @@ RAM_NEEDED = 21 << 30
 """Two parked engines and a third: parking.md lets parked engines have 40 % of the RAM."""
 CARD_NEEDED = shutil.which("curl") is not None and (shutil.which("cc") or shutil.which("gcc")) is not None
 NO_VALUE = ("", "none")
+_OPERATORS_READ = """
+    invalid_config revision_conflict route_conflict idempotency_conflict lifecycle_conflict device_policy_mismatch
+    missing_system_allocation host_name_changed engine_env_reserved engine_env_not_approved engine_env_conflict
+    insufficient_device_memory device_unobserved stale_observation parked_capacity port_conflict device_conflict
+    category_limit topology_unknown unsupported_capability residency_tier host_capability_missing
+    store_from_newer_version multi_gpu_unsupported unsupported_gpu_topology host_backed_unavailable unreconciled
+    checkpoint_digest_pending activation_timeout still_stopping delete_requires_cleanup operation_failed
+    launch_failed engine_argument_rejected effective_args_mismatch engine_config_file installation_drift
+    plugin_closure_failed not_quiescent wake_mismatch host_revoked engine_not_found engine_unsupported
+    engine_version_failed profile_exists profile_in_use publish_rejected agent_unreachable not_interactive
+    profile_not_published toolchain_missing
+"""
+OPERATORS_READ = frozenset(_OPERATORS_READ.split())
+"""Codes of commands, documents and the steps of a start. A client reads `activation_failed` of the last, and one of the
+others only for a document that cannot be run here, which a line below the table says."""
 Told = tuple[list[str], dict[str, list[str]]]
 """Transcripts that differ, and what each command printed."""
 
@@ -199,8 +214,11 @@ def test_every_error_code_that_a_page_names_exists() -> None:
             assert status in row[0], f"{code} is answered with {status}, not {row[0]}"
             if row[3] in ("yes", "no"):
                 assert CODES[code].retryable is (row[3] == "yes"), f"{code}: retryable is {CODES[code].retryable}"
+    named = {code for row in endpoint for code in re.findall(r"`([a-z_]+)`", row[1])}
+    assert named | OPERATORS_READ == set(CODES), "a code is for clients, on endpoint.md, or for operators alone"
+    assert not named & OPERATORS_READ
     exits = _rows(PAGES[0], "exit")
-    assert exits
+    assert {status for row in exits for status in _numbers(row[0])} == {0, 130, *(code.exit for code in CODES.values())}
     for row in exits:
         statuses = _numbers(row[0])
         for code in re.findall(r"\(`[^)]*\)", row[1]):
