@@ -145,9 +145,25 @@ class Management:
         if isinstance(wrong, TimeoutError):
             again = f"; it may have been accepted, ask again with --request-id {self.request_id}" if changing else ""
             return Lost("unavailable", f"the {self.target.role} role at {self.target.address} did not answer{again}")
+        return self._nobody()
+
+    def _nobody(self) -> Failure:
+        """No listener: it stops, it starts, or it does not run."""
+        from pathlib import Path
+
+        from capyctl.server import lock
+
+        role, start, address = self.target.role, self.target.start, self.target.address
+        found = lock.holder(Path(self.target.places.role_lock))
+        if found is None:
+            return Failure("unavailable", f"no {role} role answers at {address}; start it with `{start}`")
+        if found.stops_in_s is None:
+            where = f"does not answer at {address}; ask again once it has started"
+            return Failure("unavailable", f"the {role} role (pid {found.pid}) runs and {where}")
         return Failure(
             "unavailable",
-            f"no {self.target.role} role answers at {self.target.address}; start it with `{self.target.start}`",
+            f"the {role} role (pid {found.pid}) is stopping, for at most {found.stops_in_s} s more; "
+            f"after that, start it with `{start}`",
         )
 
     def close(self) -> None:

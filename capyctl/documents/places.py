@@ -53,6 +53,11 @@ class Places:
         return self.below("run")
 
     @property
+    def role_lock(self) -> str:
+        """Held by the role that runs; it says the pid."""
+        return self.below("role.lock")
+
+    @property
     def management_address(self) -> str:
         return self.below("run", "management-address")
 

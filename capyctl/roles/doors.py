@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -14,9 +15,12 @@ from capyctl.roles import descriptors
 from capyctl.roles.machine import Machine
 from capyctl.roles.ready import Ready, warn_open
 from capyctl.roles.stopping import Stopping
+from capyctl.server import lock
 from capyctl.server.listener import serve_management
 from capyctl.server.management import build_management
 from capyctl.server.services import RoleFacts, Services
+
+GRACE_S = 2.0  # for answers that are cut once the drain's time is over
 
 
 async def open_doors(
@@ -43,6 +47,7 @@ async def open_doors(
             stopping=stopping.asked,
         )
     )
+    doors.start_soon(_say_stopping, settings, stopping)
     services.facts = RoleFacts(
         role=role,
         state_dir=settings.places.root,
@@ -61,6 +66,12 @@ async def open_doors(
         state=settings.places.root,
         credentials=settings.places.credentials,
     )
+
+
+async def _say_stopping(settings: StandaloneSettings, stopping: Stopping) -> None:
+    """Tell clients that find no management listener any more that the role ends, and how long that takes at most."""
+    await stopping.asked.wait()
+    lock.say_stopping(Path(settings.places.role_lock), settings.document.shutdown.drain_timeout.ms / 1000 + GRACE_S)
 
 
 async def _serve_inference(

@@ -1,4 +1,8 @@
-"""One role per state directory: a lock that the kernel lets go of however the process ends."""
+"""One role per state directory: a lock that the kernel lets go of however the process ends.
+
+The file's first line is the holder's pid. The second says until when it stops, in Unix ms, once it does: clients find
+no listener then, and are told so.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import attrs
 
 from capyctl.documents import owned, places
 from capyctl.errors import Refusal
@@ -38,7 +45,7 @@ def held(path: Path, what: str) -> Iterator[None]:
             _lock_directory(directory)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").partition("\n")[0].strip()
             who = f"process {holder}" if holder.isdigit() else "another process"
             raise Refusal(
                 "unavailable",
@@ -62,3 +69,31 @@ def _lock_directory(directory: int) -> None:
     except OSError as wrong:
         if wrong.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
+
+
+@attrs.frozen(kw_only=True)
+class Holder:
+    """Who runs the role. `stops_in_s`: how long it still stops at most, None while it was not told to."""
+
+    pid: int
+    stops_in_s: int | None
+
+
+def say_stopping(path: Path, for_s: float) -> None:
+    """Note in a lock file that is held that its holder stops, within so many seconds."""
+    until_ms = time.time_ns() // 1_000_000 + int(for_s * 1000)
+    with contextlib.suppress(OSError):  # a courtesy to clients
+        path.write_text(f"{os.getpid()}\n{until_ms}\n")
+
+
+def holder(path: Path, locks: Path = Path("/proc/locks")) -> Holder | None:
+    """Who holds the lock file now, None where nobody does, or it cannot be known without taking it."""
+    try:
+        inode, lines = path.stat().st_ino, path.read_text().split()
+        taken = any(f":{inode} " in line and "FLOCK" in line for line in locks.read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not taken or not lines or not all(line.isdigit() for line in lines):
+        return None
+    left = None if len(lines) < 2 else max(1, -(-(int(lines[1]) - time.time_ns() // 1_000_000) // 1000))
+    return Holder(pid=int(lines[0]), stops_in_s=left)

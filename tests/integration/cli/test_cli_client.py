@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from cli_fake_role import FakeRole
 from conftest import Shell
 
 from capyctl import ulid
+from capyctl.server import lock
 
 IDENTITY = "01N8C3BT6E0000000000000000"
 RECOVER = f"Request identity: {IDENTITY} (reuse --request-id {IDENTITY} to recover this command)\n"
@@ -360,6 +363,20 @@ def test_nobody_answering_names_the_address_and_the_command(shell: Shell, role: 
         "error [unavailable]: no standalone role answers at 127.0.0.1:1; "
         f"start it with `capyctl start standalone --state-dir {shell.state}`\n"
     )
+
+
+def test_a_role_that_stops_or_starts_is_named_with_its_pid_instead_of_a_command_to_start_it(
+    shell: Shell, role: FakeRole
+) -> None:
+    path, nobody = shell.state / "role.lock", {"CAPYCTL_MANAGEMENT_ADDR": "127.0.0.1:1"}
+    with lock.held(path, "standalone"):
+        done = shell("status", **nobody)
+        assert f"the standalone role (pid {os.getpid()}) runs and does not answer at 127.0.0.1:1" in done.err
+        lock.say_stopping(path, 30)
+        done = shell("stop", "deployment", "writer", **nobody)
+        assert done.status == 13
+        assert re.search(rf"\(pid {os.getpid()}\) is stopping, for at most (29|30) s more; after that, start", done.err)
+    assert "no standalone role answers" in shell("status", **nobody).err
 
 
 def test_no_role_ever_a_host_machine_and_unreadable_credentials(shell: Shell, tmp_path: Path) -> None:
