@@ -207,13 +207,19 @@ def _without_engines(document: Deployment, settings: StandaloneSettings, wanted:
     """
     from capyctl.documents.model_source import Local
 
-    if wanted:  # hosts of these names, of which this machine may be none
-        return []
+    if wanted:
+        from capyctl.roles.machine import name_of
+
+        if name_of(settings) not in wanted:
+            return []
     if not all(isinstance(source, Local) for source in document.model.sources):
         from capyctl.cli import sites
 
         sites.check_sources(settings, document)
-    return []
+    return [
+        f"this machine: no engine {document.profile} is registered here, so a deploy would be refused; "
+        "add one with `capyctl engine add <path>` (`capyctl engine detect` lists what is installed)"
+    ]
 
 
 def _settings(common: Common) -> StandaloneSettings:

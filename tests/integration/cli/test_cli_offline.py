@@ -74,7 +74,8 @@ def test_validate_says_what_it_could_not_check(shell: Shell) -> None:
             "d.yaml is a valid deployment document",
             "",
             "Not checked",
-            "  resolution against a host (give --host <host.yaml>)",
+            "  this machine: no engine llamacpp is registered here, so a deploy would be refused; add one with "
+            "`capyctl engine add <path>` (`capyctl engine detect` lists what is installed)",
         ],
     )
     completed = json.loads(shell("validate", "config", "--file", "d.yaml", "--json").out)["document"]
@@ -98,10 +99,20 @@ def test_validate_resolves_against_host_documents(shell: Shell) -> None:
     assert "tiny is not on this machine" in done.out
 
 
+def test_help_is_for_what_works_in_this_release(shell: Shell) -> None:
+    assert "--version" in shell("--help").out
+    shown = shell("start", "standalone", "--help").out
+    assert "--engine-ports" in shown
+    for word in ("runtime-dir", "peer-address", "rendezvous-ports", "require-rdma", "debug-engine-logs"):
+        assert word not in shown
+    assert "later release" in shell("init", "--help").out
+
+
 def test_init_writes_documents_that_validate_and_overwrites_nothing(shell: Shell) -> None:
     for kind in ("server", "host"):
         done = shell("init", kind, "--output", f"{kind}.yaml")
         assert done.out.startswith(f"Wrote {kind}.yaml\n\n  State directory")
+        assert done.err == f"This release runs one machine: no {kind} role of it starts with this document yet.\n"
         checked = shell("validate", "config", "--file", f"{kind}.yaml").out
         assert checked.startswith(f"{kind}.yaml is a valid {kind} document\n\nNot checked\n")
         assert shell("init", kind, "--output", f"{kind}.yaml").status == 2

@@ -207,7 +207,13 @@ def test_json_has_the_completed_document_and_the_whole_plan(validate: Command) -
 
 
 def test_this_machine_is_asked_when_no_host_is_given(validate: Command) -> None:
-    assert validate(deployment()).left[0] == "resolution against a host (give --host <host.yaml>)"
+    without = validate(deployment()).left[0]
+    assert without.startswith(
+        "this machine: no engine vllm is registered here, so a deploy would be refused; add one with"
+    )
+    assert "`capyctl engine add <path>`" in without
+    source = {"type": "http", "url": "http://mirror.example/m.gguf", "sha256": "a" * 64}
+    assert validate(deployment(model={"source": source})).err.startswith("error [not_materializable]: writer: model: ")
     here()
     missing = validate(deployment())
     assert (missing.status, "models/qwen is not there" in missing.err) == (13, True)
