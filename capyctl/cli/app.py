@@ -15,13 +15,14 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
+from capyctl import __version__
 from capyctl.cli.output import INTERRUPTED, PLAIN, Common, note, print_error
 from capyctl.errors import CapyError, Failure, Refusal
 
 # action, resource, function, help
 COMMANDS: Final = (
-    ("init", "server", "init:server", "Write a server document."),
-    ("init", "host", "init:host", "Write a host document with limits that fit this machine."),
+    ("init", "server", "init:server", "Write a server document (for a later release)."),
+    ("init", "host", "init:host", "Write a host document with limits that fit this machine (for a later release)."),
     ("start", "standalone", "roles:standalone", "Run everything on this machine, in the foreground."),
     ("start", "server", "roles:server", "Run the server of several machines (not in this release)."),
     ("start", "host", "roles:host", "Run a GPU machine that a server drives (not in this release)."),
@@ -53,7 +54,7 @@ COMMANDS: Final = (
     ("version", "", "version:version", "Show the version and the commit the build came from."),
 )
 _ACTIONS: Final = {
-    "init": "Write a document to begin with.",
+    "init": "Write a document to begin with, for several machines (a later release).",
     "start": "Start a role or a deployment.",
     "stop": "Stop a deployment.",
     "park": "Park a deployment.",
@@ -83,7 +84,8 @@ def build() -> App:
     app = App(
         name="capyctl",
         help="Run more models than fit in memory, behind one OpenAI-compatible endpoint.",
-        version_flags=(),
+        version=f"capyctl {__version__}",
+        version_flags=("--version",),
         result_action="return_value",
         help_format="plaintext",  # `<path>=<value>` is no markup
         default_parameter=Parameter(show_default=False),  # that a flag is off unless it is given needs no word

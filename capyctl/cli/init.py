@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from capyctl.cli.output import Basic, emit_json, summary
+from capyctl.cli.output import Basic, emit_json, note, summary
 from capyctl.documents import kinds, places
 from capyctl.documents.places import Places, Role
 from capyctl.errors import Refusal
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 def server(*, output: Output = None, common: Basic = _BASIC) -> None:
-    """Write a server document."""
+    """Write a server document (for a later release)."""
     where = _where(common)
     document = {
         "schema_version": 1,
@@ -47,10 +47,11 @@ def server(*, output: Output = None, common: Basic = _BASIC) -> None:
         emit_json({"document": path, "state_dir": where.root})
     else:
         summary(f"Wrote {output or path}", {"State directory": where.root})
+    _not_yet("server")
 
 
 def host(*, output: Output = None, common: Basic = _BASIC) -> None:
-    """Write a host document with limits that fit this machine."""
+    """Write a host document with limits that fit this machine (for a later release)."""
     where = _where(common)
     runtime = where.below("runtime")
     document = {
@@ -67,6 +68,11 @@ def host(*, output: Output = None, common: Basic = _BASIC) -> None:
         emit_json({"document": path, "state_dir": where.root, "runtime_dir": runtime})
     else:
         summary(f"Wrote {output or path}", {"State directory": where.root, "Runtime directory": runtime})
+    _not_yet("host")
+
+
+def _not_yet(role: str) -> None:
+    note(f"This release runs one machine: no {role} role of it starts with this document yet.")
 
 
 def _where(common: Basic) -> Places:

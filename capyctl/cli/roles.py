@@ -14,6 +14,9 @@ from cyclopts import Parameter
 from capyctl.cli.output import PLAIN, Common, Text, Words, note, wants_json
 from capyctl.errors import Refusal
 
+UNUSED = Parameter(show=False)
+"""A flag that this release reads and that changes nothing yet, or that it refuses: help is for what works."""
+
 
 def standalone(
     *,
@@ -33,17 +36,17 @@ def standalone(
     trust_remote_code: Annotated[Text, Parameter(help="true or false.")] = None,
     installation_drift: Annotated[Text, Parameter(help="warn or refuse.")] = None,
     cuda_home: Annotated[Text, Parameter(help="CUDA toolkit of the own engine.")] = None,
-    runtime_dir: Annotated[Text, Parameter(help="Helper directory that the operator maintains.")] = None,
+    runtime_dir: Annotated[Text, UNUSED] = None,
     model_sources: Annotated[Text, Parameter(help="Downloads: allowed or disabled.")] = None,
     model_sources_plain_http: Annotated[Text, Parameter(help="http:// downloads: allowed or disabled.")] = None,
     model_sources_max: Annotated[Text, Parameter(help="Most bytes of all downloads.")] = None,
     model_sources_path: Annotated[Text, Parameter(help="Where downloads live.")] = None,
     hf_endpoint: Annotated[Text, Parameter(help="Hub endpoint.")] = None,
     trust_declared_digest: Annotated[Text, Parameter(help="true or false.")] = None,
-    peer_address: Annotated[Text, Parameter(help="Address other machines reach this one at.")] = None,
-    rendezvous_ports: Annotated[Text, Parameter(help="Ports of groups: 25000-25099.")] = None,
-    require_rdma: Annotated[Text, Parameter(help="true or false.")] = None,
-    debug_engine_logs: Annotated[bool, Parameter(negative=(), help="Also keep engine logs unredacted.")] = False,
+    peer_address: Annotated[Text, UNUSED] = None,
+    rendezvous_ports: Annotated[Text, UNUSED] = None,
+    require_rdma: Annotated[Text, UNUSED] = None,
+    debug_engine_logs: Annotated[bool, Parameter(negative=(), show=False)] = False,
     set: Annotated[Words | None, Parameter(help="Any setting: <path>=<value>; repeatable.")] = None,
     common: Common = PLAIN,
 ) -> int:
