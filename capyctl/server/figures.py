@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 import attrs
 
 from capyctl import __version__
+from capyctl.control import naming
 from capyctl.control.world import World
 from capyctl.fsm import instance
 from capyctl.fsm.types import Phase
@@ -93,11 +95,13 @@ def _memory(world: World) -> Iterable[tuple[Mapping[str, str], int]]:
 
 
 def _charges(world: World) -> Iterable[tuple[Mapping[str, str], int]]:
-    for owner, holding in sorted(world.book.ledger.rows()):
-        if holding.phase is Phase.NONE:
-            continue
+    book = world.book
+    held = {naming.owner_name(book, owner): row for owner, row in book.ledger.rows() if row.phase is not Phase.NONE}
+    for name, holding in sorted(held.items(), key=itemgetter(0)):
+        deployment, _, index = name.rpartition("/")
+        whose = {"owner": name} if name.startswith(naming.DEPLOYMENT) else {"deployment": deployment, "instance": index}
         for domain, amount in sorted(holding.allocation.bytes.items()):
-            yield {"owner": owner, "domain": domain, "phase": holding.phase.value}, amount
+            yield {**whose, "domain": domain, "phase": holding.phase.value}, amount
 
 
 def _escaped(word: str) -> str:

@@ -603,7 +603,8 @@ async def test_prometheus_figures_have_names_types_and_real_values(here):
     assert 'capyctl_requests_total{deployment="notes",outcome="ok"} 1' in lines
     assert 'capyctl_instance_state{deployment="notes",instance="0",state="ready"} 1' in lines
     assert 'capyctl_memory_bytes{host="box",domain="unified",figure="managed"} 8589934592' in lines
-    assert any(line.startswith("capyctl_charged_bytes{") and not line.endswith(" 0") for line in lines)
+    charged = 'capyctl_charged_bytes{deployment="notes",instance="0",domain="unified",phase="ready"} '
+    assert any(line.startswith(charged) and not line.endswith(" 0") for line in lines)
     names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
     typed = {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
     assert names <= typed
