@@ -205,7 +205,7 @@ class _Visit:
 
     async def _refuse(self, fault: Fault, *, close: bool = False) -> None:
         """An error before the body was read: with a body under way the connection cannot be kept."""
-        self._log(fault.code, None, 0.0)
+        self._log(fault.code, None, 0.0, fault.status)
         await self.reply.fault(fault, close=close or self._has_body)
 
     async def _not_allowed(self, *methods: str) -> None:
@@ -276,12 +276,15 @@ class _Visit:
                 look = partial(read_question, endpoint, body, patient=True)
                 question = await trio.to_thread.run_sync(look, limiter=LOOKERS)
         except CapyError as error:
-            self._log(error.code, None, time.monotonic() - began_at)
-            await self.reply.fault(Fault.of(error))
+            fault = Fault.of(error)
+            self._log(fault.code, None, time.monotonic() - began_at, fault.status)
+            await self.reply.fault(fault)
             return None
         router = self.router
         if router.alone:  # its body was still arriving
-            await self.reply.fault(shutting_down())
+            fault = shutting_down()
+            self._log(fault.code, question.model, time.monotonic() - began_at, fault.status)
+            await self.reply.fault(fault)
             return None
         return Relay(
             request=self.request,
@@ -308,7 +311,7 @@ class _Visit:
             raise
         finally:
             self.router._relays.discard(relay)
-            self._log(outcome, relay.question.model, time.monotonic() - began_at)
+            self._log(outcome, relay.question.model, time.monotonic() - began_at, self.reply.status)
 
     async def _read_body(self, share: Share) -> bytes | None:
         """The whole body within its bounds; None when the client has been answered, or is gone."""
@@ -346,7 +349,7 @@ class _Visit:
         await self._refuse(fault, close=True)
         return None
 
-    def _log(self, outcome: str, model: str | None, took_s: float) -> None:
+    def _log(self, outcome: str, model: str | None, took_s: float, status: int | None) -> None:
         if LOG.isEnabledFor(logging.INFO):
             fields = {
                 "request": self.request,
@@ -354,7 +357,7 @@ class _Visit:
                 "path": self.path[:128].decode("latin-1"),
                 "model": None if model is None else model[:128],
                 "outcome": outcome,
-                "status": self.reply.status,
+                "status": status,  # None: nobody was there to be answered
                 "took_ms": round(took_s * 1000, 1),
             }
             LOG.info("request.ended", extra={"fields": fields})

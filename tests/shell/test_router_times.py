@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "router"))
 
 from router_fakes import DONE, TOKEN, Engine, FakeDesk, FakeUpstream, answers_at_once, chat, chunk
 
+from capyctl.errors import Failure, Refusal
 from capyctl.router import Key, Keys, Router, build_app
 
 
@@ -221,4 +222,30 @@ async def test_a_disconnect_is_a_hang_up_unless_the_answer_is_complete(
         waiting.leave.set()
         await here.app.drained()
         assert here.desk.tickets[1].told == ["client_gone"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_the_role_answers_itself_is_logged_with_its_status(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="capyctl")
+    async with trio.open_nursery() as nursery:
+        here = furnish(nursery)
+        here.desk.gate.set()
+
+        async def status_of(asked: Asked) -> int:
+            await asked.through(here.app)
+            return asked.status
+
+        answered = [await status_of(Asked(b"[]"))]
+        for here.desk.refuse in (Refusal("deployment_stopped", "it is stopped"), Failure("unavailable", "not now")):
+            answered.append(await status_of(ask()))
+        here.app.alone = True
+        answered.append(await status_of(ask()))
+        here.app.closing = True
+        answered.append(await status_of(ask()))
+        assert answered == [400, 409, 503, 503, 503]
+        lines = [record.fields for record in caplog.records if record.message == "request.ended"]  # type: ignore[attr-defined]
+        assert [line["status"] for line in lines] == answered
+        assert lines[3]["outcome"] == "unavailable"
         nursery.cancel_scope.cancel()
