@@ -76,9 +76,7 @@ def model(
         start = lifecycle.act(
             api, view, "start", lifecycle.START_LIMIT_MS, evict=evict or None, initialize_timeout_ms=bound
         )
-        receipt = {**receipt, **start}
-        if receipt.get("victims") and not common.as_json:
-            receipt["operation"] = api.get(f"/operations/{receipt['operation_id']}")
+        receipt = lifecycle.looked_at(api, {**receipt, **start}, common)
     _accepted(deployment.name, receipt, digest, common, created=current is None, activated=activate)
 
 

@@ -71,8 +71,15 @@ def ended(operation: dict[str, Any]) -> str:
     return f"{operation.get('action')} {state}{f' ({code})' if code else ''}"
 
 
+def looked_at(api: Management, receipt: dict[str, Any], common: Common) -> dict[str, Any]:
+    """The receipt of a start, for people with the operation as it is now: who gives way, or what it waits for."""
+    if common.as_json:
+        return receipt
+    return {**receipt, "operation": api.get(f"/operations/{receipt['operation_id']}")}
+
+
 def receipt_lines(receipt: dict[str, Any]) -> dict[str, str]:
-    """The key lines of an accepted action; victims are listed when it makes room.
+    """The key lines of an accepted action; victims are listed when it makes room, else what it waits for.
 
     Args:
       receipt: with the operation as it is now in `operation`, where it is known.
@@ -81,6 +88,8 @@ def receipt_lines(receipt: dict[str, Any]) -> dict[str, str]:
     if receipt.get("switch_id"):
         pairs["Switch"] = str(receipt["switch_id"])
         pairs["Makes room"] = victim_lines(receipt.get("operation") or {}) or ",".join(receipt.get("victims") or ("-",))
+    elif (operation := receipt.get("operation") or {}) and operation.get("reason"):
+        pairs["Waits" if operation.get("state") not in progress.TERMINAL else "Ended"] = first_line(operation["reason"])
     return pairs
 
 
@@ -94,16 +103,18 @@ def started(api: Management, view: dict[str, Any], *, evict: bool, timeout: Dura
     def send() -> dict[str, Any]:
         return _start(api, view, evict=evict, timeout=timeout)
 
-    receipt = progress.until_accepted(send, name, view, api)
+    with progress.leaving(f"{name} is not started: its start was not accepted yet."):
+        receipt = progress.until_accepted(send, name, view, api)
     text = f"Starting {name}"
-    operation = progress.wait_for(
-        api,
-        str(receipt["operation_id"]),
-        text,
-        START_LIMIT_MS / 1000,
-        late="activation_timeout",
-        told=progress.Told(api, evict),
-    )
+    with progress.leaving(progress.goes_on(api, f"the start of {name}", f"capyctl stop deployment {name}")):
+        operation = progress.wait_for(
+            api,
+            str(receipt["operation_id"]),
+            text,
+            START_LIMIT_MS / 1000,
+            late="activation_timeout",
+            told=progress.Told(api),
+        )
     progress.check_succeeded(operation, name)
     return {**api.deployment(str(view["id"])), "operation": operation}
 
@@ -147,10 +158,7 @@ def start(
     announce(api)
     if not wait:
         receipt = _start(api, view, evict=evict, timeout=timeout)
-        told = receipt
-        if receipt.get("victims") and not common.as_json:
-            told = {**receipt, "operation": api.get(f"/operations/{receipt['operation_id']}")}
-        _accepted(f"Start requested for {view['name']}", told, common)
+        _accepted(f"Start requested for {view['name']}", looked_at(api, receipt, common), common)
         return
     view = started(api, view, evict=evict, timeout=timeout)
     if common.as_json:
@@ -184,7 +192,9 @@ def _simple(
         return
     text = f"Waiting for the {action} of {view['name']} to finish"
     note(f"{text} (at most {limit_ms // 1000}s)")
-    operation = progress.wait_for(api, str(receipt["operation_id"]), text, limit_ms / 1000)
+    ends = f"capyctl stop deployment {view['name']}" if action == "preinitialize" else ""
+    with progress.leaving(progress.goes_on(api, f"the {action} of {view['name']}", ends)):
+        operation = progress.wait_for(api, str(receipt["operation_id"]), text, limit_ms / 1000)
     progress.check_succeeded(operation, str(view["name"]))
     view = {**api.deployment(str(view["id"])), "operation": operation}
     if common.as_json:
@@ -250,15 +260,22 @@ def _prepared(api: Management, opened: Mapping[str, str], common: Common) -> Non
     done: dict[str, dict[str, Any]] = {}
     for name, operation in opened.items():
         left_s = max(1.0, START_LIMIT_MS / 1000 - (time.monotonic() - began))
-        done[name] = progress.wait_for(api, operation, text, left_s)
+        with progress.leaving(progress.goes_on(api, f"the preinitialize of {', '.join(opened)}")):
+            done[name] = progress.wait_for(api, operation, text, left_s)
     good = [name for name, operation in done.items() if operation.get("state") == "succeeded"]
     if common.as_json:
         emit_json({"members": [{"name": name, "operation": operation} for name, operation in done.items()]})
     else:
         said = ", ".join(good) if len(good) == len(done) else f"{len(good)} of {len(done)}"
-        summary(f"Preinitialized {said}", {name: ended(operation) for name, operation in done.items()})
+        summary(f"Preinitialized {said}", {name: _how(operation) for name, operation in done.items()})
     for name, ending in done.items():
         progress.check_succeeded(ending, name)
+
+
+def _how(operation: Mapping[str, Any]) -> str:
+    """`preinitialize succeeded`, or how it ended and why."""
+    good = operation.get("state") == "succeeded" or not operation.get("reason")
+    return ended(dict(operation)) + ("" if good else f": {first_line(operation['reason'])}")
 
 
 def delete(
@@ -266,6 +283,7 @@ def delete(
     /,
     *,
     stop: Annotated[bool, Parameter(negative=(), help="Stop it first and wait for proven cleanup.")] = False,
+    wait: Annotated[bool, Parameter(negative=(), help="As with other commands; a delete always waits.")] = False,
     request_id: RequestId = None,
     common: Common = PLAIN,
 ) -> None:
@@ -277,7 +295,8 @@ def delete(
     text = f"Waiting for the stop of {view['name']} to finish"
     if stop and view.get("observed_state") != "stopped":
         note(f"{text} (at most {STOP_LIMIT_MS // 1000}s)")
-    operation = progress.wait_for(api, str(receipt["operation_id"]), text, STOP_LIMIT_MS / 1000)
+    with progress.leaving(progress.goes_on(api, f"the delete of {view['name']}")):
+        operation = progress.wait_for(api, str(receipt["operation_id"]), text, STOP_LIMIT_MS / 1000)
     if operation.get("state") != "succeeded" and stop and not common.as_json:
         pairs = {"Cleanup": "pending", "Operation": str(receipt["operation_id"])}
         summary(f"{view['name']} is not deleted", pairs)

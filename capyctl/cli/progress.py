@@ -30,8 +30,6 @@ UNCERTAIN_LIMIT_S: Final = 30  # how long "nobody knows" is waited out before it
 TERMINAL: Final = ("succeeded", "failed", "cancelled")
 QUIET_S: Final = 1.0  # what passes by itself within it is not worth a line
 DIGEST_QUIET_S: Final = 3.0  # beside a start, which takes longer by itself
-CAPACITY: Final = ("insufficient_resources", "insufficient_memory", "startup_requires_empty_host")
-MAKE_ROOM: Final = "Use --evict to let it stop or park idle models, or send it a request: that makes room by itself."
 
 
 def pauses() -> Iterator[float]:
@@ -95,12 +93,10 @@ class Lines:
 
 @attrs.define
 class Told:
-    """Says on stderr what a start waits for: each reason once, and once how room is made."""
+    """Says on stderr what a start waits for: each reason once. A reason says what would help, where the role knows."""
 
     management: Management
-    evict: bool
     reason: str = ""
-    hinted: bool = False
     download_ends: float = 0.0
     digest_ends: float = 0.0
     digest_said: bool = False
@@ -127,9 +123,6 @@ class Told:
         if reason and reason != self.reason:
             self.reason = str(reason)
             note(f"Waiting: {first_line(self.reason)}")
-        if operation.get("waiting_code") in CAPACITY and not self.evict and not self.hinted:
-            self.hinted = True
-            note(MAKE_ROOM)
 
     def measured_well(self) -> None:
         """Say the end of a measurement whose progress was said: what is waited for comes after it, or nothing does."""
@@ -165,6 +158,25 @@ class Told:
             return self.management.get(f"/deployments/{operation.get('deployment_id')}")
         except Refusal:  # it was deleted; the next look at the operation tells
             return {}
+
+
+@contextmanager
+def leaving(text: str) -> Iterator[None]:
+    """Whoever interrupts a wait is told what becomes of what was waited for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(text)
+        raise
+
+
+def goes_on(management: Management, what: str, ends: str = "") -> str:
+    """`Not waited for any longer: the start of chat goes on; …`; `ends`: a command that ends it."""
+    end = f"`{ends}` ends it; " if ends else ""
+    return (
+        f"Not waited for any longer: {what} goes on; {end}the same command with --request-id {management.request_id} "
+        "waits for it again."
+    )
 
 
 def wait_for(

@@ -301,7 +301,16 @@ def _preinitialize_all(book: Book, event: e.PreinitializeAsked) -> Receipt:
     names = [member.deployment for member in event.members]
     if not names or len(set(names)) < len(names):
         raise _Turned("invalid_request", "members: expected one deployment or more, each named once")
-    accepted = [_may_be_prepared(book, member, event.now_ms) for member in event.members]
+    accepted: list[deployment.State] = []
+    refused: list[_Turned] = []
+    for member in event.members:
+        try:
+            accepted.append(_may_be_prepared(book, member, event.now_ms))
+        except _Turned as turned:
+            refused.append(turned)
+    if refused:  # whoever asked hears of each, and sends the others again
+        told = "; ".join(one.message for one in refused)
+        raise _Turned(refused[0].code, f"{told}{'; nothing is prepared' if len(event.members) > 1 else ''}")
     made: list[MemberReceipt] = []
     for member, after in zip(event.members, accepted, strict=True):
         before = made[-1].operation if made else None

@@ -205,24 +205,17 @@ def test_a_plain_start_that_waits_takes_the_room_of_a_copy_once_nobody_wants_tha
     host = (policy("h1", capacity=12, managed=8, parked=4),)
     stays = attrs.evolve(DEEP, name="x", activation=Activation.EXPLICIT)
     sleeper = attrs.evolve(DEEP, name="p", ready_gib=5, cold_gib=5, parked_gib=1.5)
-    here, (x, p, t) = world(
-        stays,
-        sleeper,
-        *named("t", ready_gib=3, cold_gib=3),
-        policies=host,
-        settings=Settings(request_deadline_ms=Millis(30_000)),
-    )
+    here, (x, p, t) = world(stays, sleeper, *named("t", ready_gib=3, cold_gib=3), policies=host)
     parked(here, p)
     here.start(x)
     here.run(30_000, until=lambda: here.lane(x).gate_open)
-    client = here.ask("p")  # no room beside x, which only an operator stops
+    here.start(p, deadline_ms=Millis(here.now + 30_000))  # no room beside x, which only an operator stops
     here.start(t)
     here.run(5_000)
     assert here.lane(t).phase is ActivationPhase.PLANNED
     assert here.lane(p).phase is ResidencyPhase.WAKE_PLANNED
     here.run(120_000, until=lambda: here.lane(t).gate_open)
-    assert client.told not in (None, "ok")  # nobody waits for it any more, and it went back to sleep
-    assert here.lane(t).gate_open
+    assert here.lane(t).gate_open  # nobody waits for the other any more, and it went back to sleep
     assert here.lane(p).run.stopped.kind is StopKind.RECLAIM
 
 
@@ -641,6 +634,14 @@ def test_of_several_all_are_accepted_or_none() -> None:
         key = here.prepare(*given)
         here.run(100)
         assert here.reply(key).code == code
+    here.delete(a)
+    here.run(100)
+    key = here.prepare(a, b)
+    here.run(100)
+    (first, *more) = here.reply(key).message.split("; ")
+    assert "a" in first
+    assert "b cannot be parked" in " ".join(more)  # each with its own reason
+    assert more[-1] == "nothing is prepared"
     here.run(30_000)
     assert here.launches == []
 

@@ -314,7 +314,8 @@ def test_several_are_prepared_in_one_command_and_each_is_reported(shell: Shell, 
     done = shell("preinitialize", "deployment", "a", "b", "--wait")
     assert done.status == 4
     assert done.out.splitlines()[0] == "Preinitialized 0 of 2"
-    assert "  a   preinitialize failed (parked_capacity)" in done.out
+    for name in ("a", "b"):
+        assert f"  {name}   preinitialize failed (parked_capacity): two are parked, and max_parked is 2" in done.out
     assert done.err.splitlines()[-1] == "error [parked_capacity]: a: two are parked, and max_parked is 2"
     assert shell("preinitialize", "deployment").status == 2
 
@@ -407,7 +408,11 @@ def test_an_interrupt_stops_waiting_and_cancels_nothing(shell: Shell, role: Fake
             assert waiting.poll() is None
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(timeout=60) == 130
-        assert waiting.stderr.read() == ""
+        said = waiting.stderr.read()
+        assert (
+            "Not waited for any longer: the start of writer goes on; `capyctl stop deployment writer` ends it" in said
+        )
+        assert len(said.splitlines()) == 1
     assert [operation["state"] for operation in role.operations.values()] == ["running"]
 
 

@@ -178,7 +178,7 @@ def test_an_operation_that_waits_for_the_digest_says_so_once_and_for_so_long(
         def get(self, path: str) -> dict[str, Any]:
             return view
 
-    told = progress.Told(Asked(), False)  # type: ignore[arg-type]
+    told = progress.Told(Asked())  # type: ignore[arg-type]
     clock = iter([10.0, 12.9, 13.0, 14.0, 15.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_the_end_of_a_measurement_is_said_however_soon_the_next_thing_is_waited_
 
     clock = iter([10.0, 13.0, 14.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    told = progress.Told(Asked(), False)  # type: ignore[arg-type]
+    told = progress.Told(Asked())  # type: ignore[arg-type]
     for _ in range(3):
         told.look({"deployment_id": "D"}, lambda text: None)
     for _ in range(2):
