@@ -26,6 +26,7 @@ STREAM_HEADERS: Final = (
 )
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_NO_INPUT: Final = re.compile(r"(?:image|audio|video) input is not supported\b")
 _CLIENT_ID: Final = re.compile(rb"[!-~]{1,128}")
 
 
@@ -110,6 +111,11 @@ def engine_words(value: Any) -> tuple[str, str | None, str | None]:
                 clean(param) if isinstance(param, str) else None,
             )
     return "", None, None
+
+
+def asks_too_much(words: str) -> bool:
+    """Whether an engine's words say that its model takes no such input: llama.cpp calls that a fault of its own (500)."""
+    return _NO_INPUT.match(words) is not None
 
 
 def client_request_id(values: list[bytes]) -> bytes | None:

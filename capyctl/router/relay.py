@@ -24,7 +24,7 @@ import trio
 from capyctl.errors import CapyError, Failure
 from capyctl.fsm.types import RequestId
 from capyctl.router import figures
-from capyctl.router.answers import JSON_TYPE, Fault, clean, engine_words
+from capyctl.router.answers import JSON_TYPE, Fault, asks_too_much, clean, engine_words
 from capyctl.router.bodies import Share
 from capyctl.router.body import holds_no_number, parse_object, quoted
 from capyctl.router.desk import Arrival, Desk, Exchange, NotAccepted, Place, Ticket, Upstream, UpstreamBroken
@@ -396,6 +396,8 @@ class Relay:
                 pass  # then it is an error answer like any other
         elif kind == "text/plain":
             words = clean(text.decode("utf-8", "replace"))
+        if is_json and status == 500 and asks_too_much(words):
+            status, engine_type = 400, None
         if is_json and status in (400, 413, 422):
             if not self._settle("engine_rejected"):
                 return None

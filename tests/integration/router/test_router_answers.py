@@ -325,6 +325,22 @@ async def test_the_engines_refusal_is_relayed_with_its_status_and_words(status: 
         assert await here.upstream.fate() == "returned"
 
 
+async def test_a_picture_for_a_model_that_reads_none_is_the_clients_mistake() -> None:
+    async def reads_none(engine: Engine) -> None:
+        engine.head(500, "application/json")
+        words = b"image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+        await engine.say(b'{"error":{"code":500,"message":"%s","type":"server_error"}}' % words)
+
+    async with house(reads_none) as here:
+        client = await here.connect()
+        answer = await client.ask(chat())
+        assert (answer.status, answer.error, answer.json["retryable"]) == (400, "engine_rejected", False)
+        assert answer.json["message"].startswith("image input is not supported")
+        assert answer.json["error"]["type"] == "invalid_request_error"
+        assert (await here.told())[-1] == "rejected"
+        await here.upstream.fate()
+
+
 @pytest.mark.parametrize(
     ("status", "content_type", "body", "says"),
     [
