@@ -373,6 +373,7 @@ class RequestArrived(Event):
     body_bytes: int
     cache_salt: bool = False
     nameable: bool = False  # an engine that is told an id for it would know its work by that id
+    vectors: bool = False  # it asks for embeddings or ranks
     allowed: frozenset[str] | None = None  # deployments this key may use; None is all
 
 

@@ -10,7 +10,7 @@ from capyctl.control import events as e
 from capyctl.control import measuring, outward, waits
 from capyctl.control.book import Book
 from capyctl.control.orders import Abort, Admit, Answer, Cut, Settled
-from capyctl.control.records import DeploymentRow
+from capyctl.control.records import DeploymentRow, InstanceRow
 from capyctl.errors import lookup
 from capyctl.fsm import deployment, request
 from capyctl.fsm.proofs import GoneProof, Idle
@@ -99,6 +99,8 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
         paths = PATHS[row.spec.api]
         told = paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
         return "api_mismatch", f"{name} is a model for {row.spec.api}, and is asked at {told}", None
+    if event.vectors and not row.spec.traits.vectors:
+        return "api_mismatch", f"the engine of {name} serves chat and completions; embeddings and ranks are off", None
     if event.cache_salt and not row.spec.traits.cache_salt:
         return "cache_salt_unsupported", f"the engine of {name} does not partition its cache by salt", None
     if state.phase in (deployment.Phase.DELETING, deployment.Phase.DELETED):
@@ -119,7 +121,12 @@ def _why_not(book: Book, row: DeploymentRow, event: e.RequestArrived) -> tuple[s
         instance.wish is not None and instance.wish.origin is Origin.OPERATOR for instance in rows
     ):
         return "deployment_inactive", inactive_words(row), None
-    return _backing_off(rows, event.now_ms)
+    return _backing_off(row, rows, event.now_ms)
+
+
+def did_not_start(row: DeploymentRow, why: str) -> str:
+    """What a client is told of a start that failed."""
+    return f"{row.spec.name} did not start: {why}"
 
 
 def stopped_words(row: DeploymentRow) -> str:
@@ -147,18 +154,20 @@ def unprovable(book: Book, row: DeploymentRow) -> tuple[str, str, int | None] | 
     return "unavailable", f"the engine of {name} was not seen to be well since the restart: {words}", VAIN_RETRY_S
 
 
-def _backing_off(rows: list, now_ms: Millis) -> tuple[str, str, int | None] | None:  # type: ignore[type-arg]
+def _backing_off(row: DeploymentRow, rows: list[InstanceRow], now_ms: Millis) -> tuple[str, str, int | None] | None:
     """After a failed start, for a while, the engine's last words at once instead of another start."""
-    runs = [row.machine.run for row in rows]
-    if not runs or not all(run.retry_at_ms is not None and now_ms < run.retry_at_ms for run in runs):
+    ends = [
+        (run.retry_at_ms, run.last_error) for run in (one.machine.run for one in rows) if run.retry_at_ms is not None
+    ]
+    if not rows or len(ends) < len(rows) or any(now_ms >= at for at, _ in ends):
         return None
-    first = min(runs, key=lambda run: run.retry_at_ms)
-    wait_s = max(1, -(-(first.retry_at_ms - now_ms) // 1000))
-    problem = first.last_error
+    ends_at, problem = min(ends, key=lambda one: one[0])
+    wait_s = max(1, -(-(ends_at - now_ms) // 1000))
     if problem is not None and problem.code in OF_FILES:
         return problem.code, outward.words(problem.reason), None
     words = f"{problem.code}: {outward.words(problem.reason)}" if problem is not None else "the last start failed"
-    return "activation_failed", f"{words} (a request in {wait_s} s or later tries again)", int(wait_s)
+    told = did_not_start(row, f"{words} (a request in {wait_s} s or later tries again)")
+    return "activation_failed", told, int(wait_s)
 
 
 def operator_stopped(book: Book, row: DeploymentRow) -> bool:

@@ -23,6 +23,7 @@ class Traits:
     abort_by_id: bool = False
     cache_salt: bool = False  # the engine partitions its prefix cache by salt
     least_deadline_ms: Millis = Millis(0)  # of requests to a deployment that states none: it builds kernels first
+    vectors: bool = True  # what it serves for chat may be asked for embeddings and ranks: the engine decides
     eof_proves_end: bool = False  # P-CLOSED: the engine's EOF after our half-close means the handler returned
 
 

@@ -90,7 +90,9 @@ LLAMACPP = Family(
     name="llamacpp",
     title="llama.cpp",
     # Its EOF after our half-close means that the request's handler returned: seen 1.0 s after the half-close.
-    traits=Traits(family="llamacpp", parks=False, idle_signal=True, abort_by_id=False, eof_proves_end=True),
+    traits=Traits(
+        family="llamacpp", parks=False, idle_signal=True, abort_by_id=False, vectors=False, eof_proves_end=True
+    ),
     options=llamacpp_options.POLICY,
     reserved_env=llamacpp_options.RESERVED_ENV,
     binaries=("llama-server",),

@@ -114,7 +114,7 @@ def engine_words(value: Any) -> tuple[str, str | None, str | None]:
 
 
 def asks_too_much(words: str) -> bool:
-    """Whether an engine's words say that its model takes no such input: llama.cpp calls that a fault of its own (500)."""
+    """Whether an engine says that its model takes no such input: llama.cpp calls that a fault of its own (500)."""
     return _NO_INPUT.match(words) is not None
 
 

@@ -18,7 +18,8 @@ from capyctl.fsm.types import HostId, Incarnation, Millis, RequestId
 class Arrival:
     """An authenticated, parsed request. `route` is the client's `model`.
 
-    `nameable`: an engine that is told an id for it would know its work by that id.
+    `nameable`: an engine that is told an id for it would know its work by that id. `vectors`: it asks for embeddings
+    or ranks.
     """
 
     request: RequestId
@@ -28,6 +29,7 @@ class Arrival:
     body_bytes: int
     cache_salt: bool = False
     nameable: bool = False
+    vectors: bool = False
     allowed: frozenset[str] | None = None
 
 

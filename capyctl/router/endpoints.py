@@ -33,7 +33,8 @@ class Dialect(enum.Enum):
 class Endpoint:
     """One POST path. `api` is what the deployment must offer; `figures`: `capyctl.metrics` is added to answers.
 
-    `nameable`: engines that end a request by an id read that id from its body.
+    `nameable`: engines that end a request by an id read that id from its body. `vectors`: it asks for embeddings or
+    ranks, which not every engine that chats is started for.
     """
 
     path: str
@@ -42,6 +43,7 @@ class Endpoint:
     messages: bool = False
     figures: bool = False
     nameable: bool = False
+    vectors: bool = False
     answer_bytes_max: int = 16 * 2**20
 
 
@@ -53,8 +55,8 @@ ENDPOINTS: Final = {
         Endpoint(path="/v1/responses", dialect=Dialect.RESPONSES),
         Endpoint(path="/v1/messages", dialect=Dialect.MESSAGES, messages=True),
         # Vectors of a whole batch come as one body.
-        Endpoint(path="/v1/embeddings", answer_bytes_max=128 * 2**20),
-        Endpoint(path="/v1/rerank"),
+        Endpoint(path="/v1/embeddings", vectors=True, answer_bytes_max=128 * 2**20),
+        Endpoint(path="/v1/rerank", vectors=True),
         Endpoint(path="/v1/systemone", api="decisions", figures=True),
     )
 }

@@ -91,6 +91,7 @@ class Relay:
                     body_bytes=len(self.question.text),
                     cache_salt=self.question.cache_salt,
                     nameable=self.question.nameable,
+                    vectors=self.endpoint.vectors,
                     allowed=self.caller.allowed,
                 )
             )

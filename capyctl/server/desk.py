@@ -134,6 +134,7 @@ class Desk:
                 body_bytes=arrival.body_bytes,
                 cache_salt=arrival.cache_salt,
                 nameable=arrival.nameable,
+                vectors=arrival.vectors,
                 allowed=arrival.allowed,
                 now_ms=now_ms,
             )

@@ -81,11 +81,13 @@ def test_a_victim_that_is_deleted_while_its_switch_goes_on_keeps_nobody_from_rea
     here.run(20_000)
     here.ask("b")
     here.run(20_000, until=lambda: here.lane(b).has_launch)
-    assert view(here, b)["waiting"] == "a switch makes room (activating): a"
+    assert view(here, b)["waiting"] == "a gave way; it loads or wakes in their room"
     here.delete(a, stop=True)
     here.run(20_000, until=lambda: a not in here.world.book.deployments)
     assert not here.lane(b).gate_open
-    assert [row["waiting"] for row in views.deployments(here.world, here.now)] == ["a switch makes room (activating)"]
+    assert [row["waiting"] for row in views.deployments(here.world, here.now)] == [
+        "others gave way; it loads or wakes in their room"
+    ]
     here.run(60_000)
     assert here.lane(b).gate_open
 
@@ -112,6 +114,18 @@ def test_a_request_at_a_path_of_the_other_kind_reads_every_path_that_its_model_i
             "/v1/messages, /v1/embeddings and /v1/rerank",
         )
     ]
+
+
+def test_embeddings_of_an_engine_that_was_started_without_them_are_refused_and_start_nothing() -> None:
+    here, (a,) = world(*named("a", traits=attrs.evolve(BIG.traits, vectors=False)))
+    arrival = e.RequestArrived(
+        now_ms=Millis(here.now), request=RequestId("R"), route="a", api="chat", stream=False, body_bytes=9, vectors=True
+    )
+    (told,) = [order for order in here.world.handle(arrival).orders if isinstance(order, o.Answer)]
+    words = "the engine of a serves chat and completions; embeddings and ranks are off"
+    assert (told.code, told.message) == ("api_mismatch", words)
+    here.run(20_000)
+    assert not here.lane(a).gate_open
 
 
 def test_what_a_command_may_not_do_now_is_said_with_its_reason() -> None:
