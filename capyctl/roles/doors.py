@@ -70,8 +70,10 @@ async def open_doors(
 
 async def _say_stopping(settings: StandaloneSettings, stopping: Stopping) -> None:
     """Tell clients that find no management listener any more that the role ends, and how long that takes at most."""
+    path = Path(settings.places.role_lock)
+    lock.say_stopping(path, None)  # what a role before left
     await stopping.asked.wait()
-    lock.say_stopping(Path(settings.places.role_lock), settings.document.shutdown.drain_timeout.ms / 1000 + GRACE_S)
+    lock.say_stopping(path, settings.document.shutdown.drain_timeout.ms / 1000 + GRACE_S)
 
 
 async def _serve_inference(

@@ -1,7 +1,7 @@
 """One role per state directory: a lock that the kernel lets go of however the process ends.
 
-The file's first line is the holder's pid. The second says until when it stops, in Unix ms, once it does: clients find
-no listener then, and are told so.
+The file says the holder's pid. While the holder stops, a note of its own says until when at most: clients find no
+listener then, and are told so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import attrs
 
 from capyctl.documents import owned, places
 from capyctl.errors import Refusal
+
+NOTE = Path("run", "stopping")  # below the state root, beside whose lock it is
 
 
 @contextlib.contextmanager
@@ -45,7 +47,7 @@ def held(path: Path, what: str) -> Iterator[None]:
             _lock_directory(directory)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode("ascii", "replace").partition("\n")[0].strip()
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
             who = f"process {holder}" if holder.isdigit() else "another process"
             raise Refusal(
                 "unavailable",
@@ -79,21 +81,32 @@ class Holder:
     stops_in_s: int | None
 
 
-def say_stopping(path: Path, for_s: float) -> None:
-    """Note in a lock file that is held that its holder stops, within so many seconds."""
-    until_ms = time.time_ns() // 1_000_000 + int(for_s * 1000)
+def say_stopping(path: Path, for_s: float | None) -> None:
+    """Note beside the lock that this process, which holds it, stops within so many seconds; None: it does not."""
+    note = path.parent / NOTE
     with contextlib.suppress(OSError):  # a courtesy to clients
-        path.write_text(f"{os.getpid()}\n{until_ms}\n")
+        if for_s is None:
+            note.unlink(missing_ok=True)
+        else:
+            note.write_text(f"{os.getpid()} {time.time_ns() // 1_000_000 + int(for_s * 1000)}\n")
 
 
 def holder(path: Path, locks: Path = Path("/proc/locks")) -> Holder | None:
-    """Who holds the lock file now, None where nobody does, or it cannot be known without taking it."""
+    """Who holds the lock file `path` now, None where nobody does, or it cannot be known without taking it."""
     try:
-        inode, lines = path.stat().st_ino, path.read_text().split()
+        inode, pid = path.stat().st_ino, path.read_text().strip()
         taken = any(f":{inode} " in line and "FLOCK" in line for line in locks.read_text().splitlines())
     except (OSError, ValueError):
         return None
-    if not taken or not lines or not all(line.isdigit() for line in lines):
+    if not taken or not pid.isdigit():
         return None
-    left = None if len(lines) < 2 else max(1, -(-(int(lines[1]) - time.time_ns() // 1_000_000) // 1000))
-    return Holder(pid=int(lines[0]), stops_in_s=left)
+    return Holder(pid=int(pid), stops_in_s=_stops_in_s(path.parent / NOTE, pid))
+
+
+def _stops_in_s(note: Path, pid: str) -> int | None:
+    try:
+        who, until_ms = note.read_text().split()
+        left_ms = int(until_ms) - time.time_ns() // 1_000_000
+    except (OSError, ValueError):
+        return None
+    return max(1, -(-left_ms // 1000)) if who == pid else None
