@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capyctl.cli.lifecycle import management
-from capyctl.cli.output import PLAIN, Common, emit_json, say, table, yes
+from capyctl.cli.output import PLAIN, Common, emit_json, note, say, table, yes
 from capyctl.units import gib
 
 
@@ -41,6 +41,16 @@ def deployments(*, common: Common = PLAIN) -> None:
         ),
         none="There are no deployments. Try: capyctl deploy model <file>",
     )
+    kept = [str(view["name"]) for view in views if is_kept_stopped(view)]
+    if kept:
+        note(
+            f"Stopped by an operator, and refusing requests until `capyctl start deployment <name>`: {', '.join(kept)}"
+        )
+
+
+def is_kept_stopped(view: Mapping[str, Any]) -> bool:
+    """An operator stopped it: requests start what a switch, a drain or idleness stopped, and not this."""
+    return view.get("desired_state") == "stopped" and view.get("observed_state") in ("stopped", "failed")
 
 
 def engines(*, common: Common = PLAIN) -> None:

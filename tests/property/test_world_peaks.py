@@ -239,10 +239,12 @@ def test_whoever_stays_on_the_host_is_named_to_those_who_wait_for_it() -> None:
     client = here.ask("w")
     here.run(10_000)
     assert here.reply(key).code in (None, "startup_requires_empty_host")
-    assert client.told is None
-    waiting = views.deployment(here.world, w, Millis(here.now))
-    assert waiting is not None
-    assert "its first start takes all of h1; charged to d (4.0 GiB)" in waiting["waiting"]
+    assert client.told == "insufficient_resources"  # only an operator can make that room
+    seen = views.deployment(here.world, w, Millis(here.now))
+    assert seen is not None
+    error = seen["instances"][0]["last_error"]["message"]
+    assert "its first start takes all of h1; charged to d (4.0 GiB)" in error
+    assert "Nobody gives way for it: stop d (`capyctl stop deployment d`)" in error
 
 
 def test_an_operator_that_lets_others_give_way_empties_the_host() -> None:

@@ -45,6 +45,10 @@ def test_a_table_is_padded_to_its_widest_cell_and_read_over_pages(shell: Shell, 
         "third    stopped   0/1     1          box\n"
         "writer   ready     1/1     12         box\n"
     )
+    role.add("lazy", desired_state="ready")  # stopped for another, or idle
+    told = "Stopped by an operator, and refusing requests until `capyctl start deployment <name>`: ab, third\n"
+    assert shell("list", "deployments").err == told
+    role.views = {identity: one for identity, one in role.views.items() if one["name"] != "lazy"}
     listed = shell("list", "deployments", "--json").out
     assert listed.count("\n") == 1
     assert [row["name"] for row in json.loads(listed)["deployments"]] == ["ab", "third", "writer"]
@@ -213,6 +217,11 @@ def test_stop_park_and_delete_print_what_was_accepted(shell: Shell, role: FakeRo
     assert done.out.startswith("Deleted writer\n")
     assert role.seen[-2][2] is not None or role.seen[-3][2] is not None
     assert shell("status", "deployment", "writer").status == 2
+
+
+def test_a_delete_takes_wait_as_the_others_do(shell: Shell, role: FakeRole) -> None:
+    role.add("writer")
+    assert shell("delete", "deployment", "writer", "--stop", "--wait").out.startswith("Deleted writer\n")
 
 
 def test_a_park_that_became_a_stop_does_not_say_parked(shell: Shell, role: FakeRole) -> None:
