@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from capyctl.cli.lifecycle import management
 from capyctl.cli.output import PLAIN, Common, emit_json, say, table
+from capyctl.cli.status import charged_as
 from capyctl.errors import Refusal
 from capyctl.units import gib
 
@@ -108,7 +109,7 @@ def plain(domains: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
                 str(host["name"]),
                 str(domain["domain_id"]),
                 _name(holder),
-                str(holder["phase"]),
+                charged_as(holder),
                 part(holder["bytes"]),
                 _source(holder, part),
                 part(holder.get("resident_bytes")),
@@ -159,7 +160,7 @@ def _rows(domain: Mapping[str, Any]) -> Iterable[Row]:
     charged = int(domain["reserved_bytes"])
     yield "charged", size(charged), charged, f"limit {size(domain['managed_limit'])}"
     for holder in holders:
-        note = f"{holder['phase']}, {_source(holder, size)}"
+        note = f"{charged_as(holder)}, {_source(holder, size)}"
         yield f"  {_name(holder)}", size(holder["bytes"]), int(holder["bytes"]), note
     if parked:
         yield "parked", size(parked), parked, f"limit {size(domain['parked_limit'])}"

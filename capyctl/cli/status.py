@@ -31,6 +31,9 @@ from capyctl.units import gib, seconds
 PHASES = {"cold": "start", "ready": "ready", "parking": "parking", "parked": "parked", "wake": "waking"}
 """A phase of the ledger and its word in status."""
 
+CHARGES = {"cold": "starting", "wake": "waking"}
+"""A charge's phase and its word for people, where that is another: what `STATE` says of the instance."""
+
 LEAVING = ("starting", "waking", "draining", "parking", "stopping")
 """States of an instance that is to end and has not: it may still answer."""
 
@@ -219,7 +222,12 @@ def _charge(row: Mapping[str, Any]) -> str:
     note, planned = str(row.get("provenance")), row.get("planned_bytes")
     if planned is not None:
         note += f": it holds more than the planned {gib(int(planned))}"
-    return f"{gib(int(row['bytes']))} {row.get('phase')} on {row.get('domain')} ({note})"
+    return f"{gib(int(row['bytes']))} {charged_as(row)} on {row.get('domain')} ({note})"
+
+
+def charged_as(row: Mapping[str, Any]) -> str:
+    """The phase that a row of the ledger is charged for: `starting`, `ready`."""
+    return CHARGES.get(str(row.get("phase")), str(row.get("phase")))
 
 
 def _sleeps(row: Mapping[str, Any]) -> list[str]:
@@ -321,7 +329,7 @@ def _domain(domain: Mapping[str, Any]) -> str:
     asleep = sum(int(owner["bytes"]) for owner in domain.get("owners") or () if owner["phase"] == "parked")
     if asleep:
         figures.insert(1, f"{gib(asleep)} of it parked (limit {gib(int(domain.get('parked_limit') or 0))})")
-    owners = [f"{owner['name']} {gib(int(owner['bytes']))} {owner['phase']}" for owner in domain.get("owners") or ()]
+    owners = [f"{owner['name']} {gib(int(owner['bytes']))} {charged_as(owner)}" for owner in domain.get("owners") or ()]
     return "\n".join((", ".join(figures), *owners))
 
 

@@ -54,7 +54,7 @@ def test_a_parser_is_shown_with_where_it_comes_from(tool: Any, reasoning: Any, l
 def test_instances_that_are_charged_alike_share_a_line() -> None:
     row = {"bytes": str(2 << 30), "phase": "ready", "domain": "gpu0", "provenance": "derived"}
     lines = applying({"ledger": [row, row, {**row, "phase": "cold"}]})
-    assert lines == {"Charged": "2 x 2.0 GiB ready on gpu0 (derived)\n2.0 GiB cold on gpu0 (derived)"}
+    assert lines == {"Charged": "2 x 2.0 GiB ready on gpu0 (derived)\n2.0 GiB starting on gpu0 (derived)"}
 
 
 def test_every_phase_is_said_with_its_figure_and_where_it_comes_from() -> None:
