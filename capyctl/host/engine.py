@@ -182,19 +182,19 @@ class Engine:
     def _taken(self) -> CapyError:
         return Failure("port_conflict", f"another program listens on port {self.record.port} of this engine")
 
-    def story(self) -> str:
-        """How it ended, in words."""
+    def story(self, when: str = "") -> str:
+        """How it ended, in words; `when` is ` before it was ready`."""
         if self.fault is not None:
-            return f"the engine was ended: {self.fault}"
+            return f"the engine was ended{when}: {self.fault}"
         who = "the engine"
         if self.exited is not None and self.exited.role is Role.WORKER:
             who = f"a worker of the engine (pid {self.exited.pid})"
         if self.status is None:
-            return f"{who} ended, and with which status is not known"  # no child of this run of the role
+            return f"{who} ended{when}, and with which status is not known"  # no child of this run of the role
         if self.status < 0:
             more = ", perhaps for lack of memory" if self.status == -9 else ""
-            return f"{who} was ended by signal {-self.status}{more}"
-        return f"{who} exited with status {self.status}"
+            return f"{who} was ended by signal {-self.status}{when}{more}"
+        return f"{who} exited with status {self.status}{when}"
 
     async def how_it_ended(self) -> str:
         """Its story and last lines, once its watch has seen the end; "" when that takes longer than it should."""

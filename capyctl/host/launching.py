@@ -151,7 +151,7 @@ class Launching:
         if engine.ending:
             outcome = Refusal("lifecycle_conflict", "stopped while it was starting")
         elif engine.ended.is_set():
-            outcome = Failure("launch_failed", f"{engine.story()} before it was ready")
+            outcome = Failure("launch_failed", engine.story(" before it was ready"))
         elif outcome is None and window.cancelled_caught:
             waited_s = (command.deadline_ms - engine.record.started_ms) / 1000
             outcome = Failure("activation_timeout", f"the engine was not ready within {waited_s:.0f} s")
