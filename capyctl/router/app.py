@@ -29,6 +29,7 @@ from capyctl.router.relay import LOG, Relay, Settings, shutting_down
 from capyctl.router.reply import Header, Receive, Reply, Send
 
 MODELS: Final = b"/v1/models"
+NAMED_MAX: Final = 128  # characters of a name that an error repeats
 READS: Final = ("GET", "HEAD")
 
 LOOK_BYTES: Final = 16 * 2**10
@@ -242,7 +243,8 @@ class _Visit:
             if model.id == name:
                 await self._answer_json(model_entry(model))
                 return
-        await self._refuse(Fault.named("not_found", "no such model; GET /v1/models lists them"))
+        shown = json.dumps(name[:NAMED_MAX], ensure_ascii=False)
+        await self._refuse(Fault.named("not_found", f"no model {shown} is deployed here; GET /v1/models lists them"))
 
     async def _answer_json(self, value: dict[str, Any]) -> None:
         body = json.dumps(value, ensure_ascii=False).encode()

@@ -632,6 +632,8 @@ async def test_each_listed_name_can_be_retrieved_plain_and_escaped(name: str) ->
             assert (answer.status, answer.json["id"]) == (200, name)
         answer = await client.ask(chat() | {"model": name})
         assert here.desk.arrivals[-1].route == name
+        answer = await client.ask(path=f"/v1/models/{quote(name, safe='')}x")
+        assert (answer.status, f'"{name}x"' in answer.json["message"]) == (404, True)
 
 
 async def test_methods_and_paths_that_are_not_served() -> None:
