@@ -27,7 +27,7 @@ _RULES: Final = (
         "",
     ),  # what else lies there is the operator's
     (re.compile(r"(?i)\bfile://[^\s'\"<>)\]},;]+"), "<path>"),
-    (re.compile(r"(?i)\b[a-z][a-z0-9+.-]{0,15}://[^\s'\"<>)\]},;]+"), "<address>"),
+    (re.compile(r"(?i)\b[a-z][a-z0-9+.-]{0,15}://[^\s'\"<>)\]},;]*[^\s'\"<>)\]},;:.]"), "<address>"),
     (re.compile(r"\bFile ([\"'])[^\"']*\1, line \d+(?:, in [\w<>.]+)?:? ?"), ""),
     (re.compile(rf"(?:\[{_FILES}:\d+\]|(?<![\w/.]){_FILES}:\d+(?::\d+)?\b):? ?"), ""),
     (re.compile(r"([\"'])(?:~|\.{1,2})?/(?!v1/)[^\"']*\1"), r"\1<path>\1"),

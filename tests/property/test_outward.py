@@ -41,6 +41,10 @@ from capyctl.control import outward
             "in engine_config.llamacpp.gguf_file: q.gguf",
         ),
         ("listening on http://127.0.0.1:8100 now", "listening on <address> now"),
+        (
+            "b cannot start: https://models.example/m.gguf: Name or service not known",
+            "b cannot start: <address>: Name or service not known",
+        ),
         ("bound to [::1]:8100 and localhost:9", "bound to <address> and <address>"),
         ("another program took port 8103; it exited", "another program took port <number>; it exited"),
         ("see ~/models/x and file:///etc/secret", "see <path> and <path>"),
