@@ -193,7 +193,8 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
     elif code in requests.OF_FILES:
         requests.fail_waiters(book, lane.deployment, code, outward.words(reason))
     else:
-        requests.fail_waiters(book, lane.deployment, "activation_failed", f"{code}: {outward.words(reason)}", retry)
+        words = requests.did_not_start(book.deployments[lane.deployment], f"{code}: {outward.words(reason)}")
+        requests.fail_waiters(book, lane.deployment, "activation_failed", words, retry)
 
 
 def _how(book: Book, lane: Lane) -> switch.Released:

@@ -42,6 +42,13 @@ STATES = ("ready", "draining", "parking", "waking", "starting", "stopping")
 PARKED_BY = {Origin.PREINIT: "preinitialize"}
 """Words for who asked for a park, where the origin's own is none for people."""
 
+MADE_ROOM = {
+    switch.Phase.RECHECK: "the room is looked at",
+    switch.Phase.ACTIVATING: "it loads or wakes in their room",
+    switch.Phase.OPENING: "it opens",
+}
+"""What a switch does once its victims are gone."""
+
 BARRED = frozenset({machine.Gate.MISMATCH, machine.Gate.UNUSABLE, machine.Gate.UNMEASURABLE})
 """Checkpoint gates through which no start goes."""
 
@@ -272,6 +279,8 @@ def _waiting(book: Book, row: DeploymentRow, instances: list[tuple[Lane, Instanc
         if state.target == row.state.deployment:
             of = (book.deployments.get(victim.lane.deployment) for victim in state.victims)
             names = ", ".join(row.spec.name for row in of if row is not None)  # one that left may be deleted meanwhile
+            if state.phase in MADE_ROOM:
+                return f"{names or 'others'} gave way; {MADE_ROOM[state.phase]}"
             return f"a switch makes room ({state.phase.value}){f': {names}' if names else ''}"
     for _, one in instances:
         if one.in_progress and one.waits_for is not None:

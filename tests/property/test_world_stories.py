@@ -240,6 +240,7 @@ def test_r07_after_failed_starts_a_request_starts_it_again_without_an_operator()
         second = here.ask("a")  # answered at once, with the engine's last words
         assert second.told == "activation_failed"
         assert answers[0].retry_after_s == pause_ms // 1_000
+        assert answers[0].message.startswith("a did not start: ")
         assert ("not ready" if fault == "load_stuck" else "it exited with status 1") in answers[0].message
         here.run(failed + pause_ms - here.now - 1)
         assert here.ask("a").told == "activation_failed"
