@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from capyctl.control import idle, operations, outward, requests, switching
+from capyctl.control import idle, operations, outward, requests, switching, waits
 from capyctl.control.book import Book
 from capyctl.control.lanes import Armed
 from capyctl.control.orders import ConfirmStored
@@ -189,7 +189,7 @@ def _answer_waiters(book: Book, lane: Lane, code: str, reason: str) -> None:
         words = requests.stopped_words(book.deployments[lane.deployment])
         requests.fail_waiters(book, lane.deployment, "deployment_stopped", words)
     elif code in CAPACITY:
-        requests.fail_waiters(book, lane.deployment, code, reason, retry)
+        requests.fail_waiters(book, lane.deployment, code, outward.words(waits.nameless(reason)), retry)
     elif code in requests.OF_FILES:
         requests.fail_waiters(book, lane.deployment, code, outward.words(reason))
     else:

@@ -410,7 +410,7 @@ def _do(book: Book, state: switch.State, effect: object) -> None:
         case switch.StopVictim(lane=lane):
             _leave(book, state, lane, parks=False)
         case switch.FailWaiters(target=target, code=code, reason=reason):
-            requests.fail_waiters(book, target, code, outward.words(reason), 1)
+            requests.fail_waiters(book, target, code, outward.words(waits.nameless(reason)), 1)
             _pause(book, target, code, reason)
         case switch.Conclude(host=host):
             book.active_switches.pop(host, None)

@@ -5,7 +5,9 @@ Source: lifecycle 12.2, 12.3; api 4; cli 14.3.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from capyctl.control.book import Book, lane_of_owner
 from capyctl.control.records import DeploymentRow, InstanceRow
@@ -22,6 +24,20 @@ NAMED_MAX = 3
 NOBODY = "Nobody gives way for it"
 KEPT_RETRY_S = 60
 """When a request may ask again that only an operator can make room for."""
+
+_END: Final = r".+?(?:\)|more)(?=[.;])"  # of a list of owners with what they hold
+_HOST: Final = r"\S+?(?=[.;](?:\s|$))"
+_OTHERS: Final = (
+    (re.compile(rf"(?:; | is )(?:charged to|held by) {_END}"), ""),
+    (re.compile(rf"(still to be filled) by {_END}"), r"\1"),
+    (re.compile(r"; [^;]+? (?:is|are) not asked to give way(?=\.)"), ""),
+    (re.compile(r"\S+ of \S+ is in use by [^;]+?, and one of them wants it alone"), "a device is in use"),
+    (re.compile(rf"its first start takes all of {_HOST}"), "its first start takes a whole host"),
+    (re.compile(rf"another's first start has {_HOST}"), "another's first start has the whole host"),
+    (re.compile(r"(instances are parked) on \S+(?=, \d)"), r"\1"),
+    (re.compile(r" (?:on (?:\S+ of )?\S+)(?=; \d)"), ""),
+)
+"""How shortfalls tell of others (`ledger.shortfall`), and what a client reads instead."""
 
 
 # --- clients ------------------------------------------------------------------------------------------
@@ -52,6 +68,13 @@ def lack(nowhere: Nowhere) -> str:
 def kept(nowhere: Nowhere) -> str:
     """What a client is told where only an operator can make room."""
     return f"{lack(nowhere)}. What holds the rest gives way for no request: an operator has to make room"
+
+
+def nameless(reason: str) -> str:
+    """What lacks, without the machine's name and without who else is there: a key may be for one model alone."""
+    for rule, instead in _OTHERS:
+        reason = rule.sub(instead, reason)
+    return reason
 
 
 # --- operators ----------------------------------------------------------------------------------------

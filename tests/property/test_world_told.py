@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import pytest
 from test_world_stories import BIG, named, world
 from world import Shell
-from world_values import SGLANG
+from world_values import SGLANG, gib
 
 from capyctl.control import events as e
 from capyctl.control import orders as o
-from capyctl.control import views
+from capyctl.control import views, waits
 from capyctl.control.requests import PATHS
 from capyctl.fsm.cleanup import CleanupPhase
-from capyctl.fsm.types import DeploymentId, Millis, RequestId, Residency
+from capyctl.fsm.types import DeploymentId, Device, Domain, HostId, Millis, RequestId, Residency
+from capyctl.ledger.shortfall import _WORDS, Shortfall
 from capyctl.router.endpoints import ENDPOINTS
 
 DEEP = attrs.evolve(BIG, traits=SGLANG, residency=Residency.DEEP, ready_gib=2, cold_gib=2)
@@ -141,3 +143,35 @@ def test_what_a_command_may_not_do_now_is_said_with_its_reason() -> None:
 def actions(here: Shell, identity: DeploymentId) -> dict[str, tuple[bool, str | None]]:
     rows: Any = view(here, identity)["supported_actions"]
     return {row["action"]: (row["allowed"], row["reason"]) for row in rows}
+
+
+@pytest.mark.parametrize("check", [*_WORDS])
+@pytest.mark.parametrize("others", [1, 2, 9])
+def test_a_client_reads_what_lacks_and_neither_who_else_is_there_nor_where(check: str, others: int) -> None:
+    names = {f"o{number}": f"secret-{number}.1" for number in range(10)}
+    short = Shortfall(
+        code="startup_requires_empty_host" if check == "stands_alone" else "insufficient_resources",
+        check=check,
+        host=HostId("H"),
+        host_name="box.local",
+        owner="me",
+        domain=Domain("gpu0"),
+        device=Device("gpu0"),
+        needs_bytes=gib(8),
+        free_bytes=gib(4),
+        limit_bytes=gib(16),
+        reserve_bytes=gib(0.5),
+        unbacked_bytes=gib(1),
+        others=tuple((f"o{number}", gib(1)) for number in range(others)),
+        count=3,
+        count_max=3,
+    )
+    for one in (short, attrs.evolve(short, evictable_bytes=gib(1), stay=(("o9", "lifecycle.warm"),))):
+        said, read = one.message(names), waits.nameless(one.message(names))
+        assert "box.local" in said
+        assert "box.local" not in read
+        assert "secret" not in read
+        assert read.endswith(".")
+        if "needs" in said:
+            assert "needs 8.0 GiB" in read
+            assert "4.0 GiB" in read
