@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
+from capyctl.cli import running
 from capyctl.cli.output import PLAIN, Common, Words, emit_json, note, say, table
 from capyctl.documents import kinds, places
 from capyctl.documents.settings import Stated, effective
@@ -44,6 +45,9 @@ def show(
         for notice in settings.notices:
             note(notice)
         document, rows = settings.document_path, settings.rows
+        differs = running.other(settings)
+        if differs is not None:
+            note(differs.line)
     else:
         document = explicit[0] if explicit else places.read_line(where.document_record) or where.document(chosen)
         rows = kinds.rows_of(chosen, document, stated.overrides, stated.environ)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from capyctl.cli import running
 from capyctl.cli.output import PLAIN, Common, Words, context_note, emit_json, key_lines, note, say, the_file
 from capyctl.documents import kinds, places, strict
 from capyctl.errors import CapyError, Refusal
@@ -106,6 +107,9 @@ def _of_a_role(raw: dict[str, Any], file: str, overrides: list[str], common: Com
     settings = effective(stated, file)
     for notice in settings.notices:
         note(notice)
+    differs = running.other(settings)
+    if differs is not None:
+        note(differs.line)
     return "standalone", settings.document, sites.check_start(settings)
 
 
@@ -223,12 +227,23 @@ def _without_engines(document: Deployment, settings: StandaloneSettings, wanted:
 
 
 def _settings(common: Common) -> StandaloneSettings:
-    """What a standalone role on this machine would be started with. Raises: Refusal as that start."""
+    """What the standalone role on this machine runs with, else would be started with. Raises: Refusal as that start."""
     from capyctl.documents.settings import Stated, effective
+    from capyctl.documents.started import as_started
 
-    return effective(
+    settings = effective(
         Stated(environ=dict(os.environ), cwd=os.getcwd(), config=common.config, state_dir=common.state_dir)
     )
+    differs = running.other(settings)
+    if differs is None:
+        return settings
+    try:
+        used = as_started(settings, differs.started)
+    except CapyError:  # noted by another release
+        note(f"{differs.line}; the document's are used")
+        return settings
+    note(f"{differs.line}; they are used")
+    return used
 
 
 def _may_have_engines(settings: StandaloneSettings) -> bool:

@@ -62,6 +62,11 @@ class Places:
         return self.below("run", "management-address")
 
     @property
+    def started(self) -> str:
+        """Holds the settings that a standalone role was started with."""
+        return self.below("run", "started.json")
+
+    @property
     def document_record(self) -> str:
         """Holds the path of the document that a server or host was started with."""
         return self.below("run", "role-document")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from capyctl.documents import places, standalone
+from capyctl.documents import places, standalone, started
 from capyctl.documents.places import Credentials
 from capyctl.documents.settings import StandaloneSettings
 from capyctl.errors import Refusal
@@ -19,6 +19,7 @@ def first_start(settings: StandaloneSettings) -> Credentials:
     where = settings.places
     for directory in (where.run, where.server, where.host):
         places.keep_private(directory)
+    started.keep(settings)
     if settings.generated:
         places.make_private(os.path.dirname(settings.document_path))
         places.write_new(settings.document_path, standalone.GENERATED)

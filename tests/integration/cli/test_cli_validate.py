@@ -13,7 +13,9 @@ import attrs
 import pytest
 
 from capyctl.cli.app import run
+from capyctl.documents import started
 from capyctl.documents.settings import Stated, effective
+from capyctl.server import lock
 from tests.engines.checkpoints import write_checkpoint
 
 GIB = 1 << 30
@@ -328,6 +330,34 @@ def test_what_a_start_on_this_machine_would_refuse_of_its_document_is_refused(va
     elsewhere = write("s.yaml", {**plain, "server": {"state_dir": "/elsewhere"}})
     assert "s.yaml: server.state_dir: is /elsewhere; it can only be" in validate(elsewhere).err
     assert not Path("beside").exists()
+
+
+def test_what_a_running_role_was_started_with_is_used_and_said(
+    validate: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = "host.resource_policy.memory.system.managed_limit"
+    with_set = Stated(
+        environ=os.environ, cwd=os.getcwd(), overrides=[f"{limit}=1GiB"], flags={"--listen": "127.0.0.1:1"}
+    )
+    role = effective(with_set)
+    os.makedirs(role.places.run, mode=0o700)
+    started.keep(role)
+    model(64 << 20)
+    here()
+    assert validate(deployment()).err == ""  # it does not run
+    with lock.held(Path(role.places.role_lock), "standalone"):
+        said = validate(deployment(model=f"{os.getcwd()}/models/qwen"))
+        line = f"a role runs here (pid {os.getpid()}) with other settings: {limit} 1GiB (set), "
+        assert said.err.startswith(line)
+        assert "server.listeners.inference.bind 127.0.0.1:1 (flag); they are used\n" in said.err
+        assert (said.status, "at most 1.0 GiB may be used there" in said.err) == (4, True)
+        assert run(["config", "show"]) == 0
+        shown = capsys.readouterr()
+        assert (shown.err.startswith(line), f"{limit}   " in shown.out) == (True, True)
+        of_a_start = validate(write("s.yaml", {"kind": "standalone"})).err
+        assert f"engines of {os.getcwd()}/.config/capyctl/engines.yaml, {limit} 1GiB (set)" in of_a_start
+        Path(role.places.started).write_text("{}")  # of another release
+        assert validate(deployment(model=f"{os.getcwd()}/models/qwen")).err == ""
 
 
 def test_files_that_are_no_documents_are_named_in_one_line(validate: Command) -> None:

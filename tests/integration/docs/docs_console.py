@@ -52,6 +52,11 @@ _MASKS: Final = (
 )
 _BUSY: Final = re.compile(r"\n*^(?:\w+: )+managed limit .* until other programs free memory$", re.MULTILINE)
 """What a role says of a machine whose memory others use at that moment: true, and on no page."""
+_OURS: Final = (
+    re.compile(r"^a role runs here \(pid \d+\) with other settings: [\w.]+ \S+ \(env\).*\n?", re.MULTILINE),
+    re.compile(r"(?<=\(set\))(?:, [\w.]+ \S+ \(env\))+(?:, and \d+ more)?"),
+)
+"""What is said of the variables that only the role of a test has, for its ports and its patience."""
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(\.\d+)?(?![\w.])")
 _ULID: Final = re.compile(r"\b[0-7][0-9A-HJKMNP-TV-Z]{25}\b")
 
@@ -135,7 +140,8 @@ def fits(shown: str, printed: str) -> bool:
             parts.append(r"(?:.*\n)*?")
         else:
             parts.append(".*".join(map(re.escape, line.split("…"))) + r"\n")
-    printed = _BUSY.sub("", printed)
+    for pattern in (_BUSY, *_OURS):
+        printed = pattern.sub("", printed)
     return re.fullmatch("".join(parts), shape(printed) + "\n" if printed.strip() else "") is not None
 
 
