@@ -76,7 +76,7 @@ def model(
         start = lifecycle.act(
             api, view, "start", lifecycle.START_LIMIT_MS, evict=evict or None, initialize_timeout_ms=bound
         )
-        receipt = lifecycle.looked_at(api, {**receipt, **start}, common)
+        receipt = lifecycle.looked_at(api, deployment.name, {**receipt, **start}, common)
     _accepted(deployment.name, receipt, digest, common, created=current is None, activated=activate)
 
 

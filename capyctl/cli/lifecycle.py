@@ -71,11 +71,17 @@ def ended(operation: dict[str, Any]) -> str:
     return f"{operation.get('action')} {state}{f' ({code})' if code else ''}"
 
 
-def looked_at(api: Management, receipt: dict[str, Any], common: Common) -> dict[str, Any]:
-    """The receipt of a start, for people with the operation as it is now: who gives way, or what it waits for."""
+def looked_at(api: Management, name: str, receipt: dict[str, Any], common: Common) -> dict[str, Any]:
+    """The receipt of a start, for people with the operation as it is now: who gives way, or what it waits for.
+
+    Raises: what the operation failed with, where it has failed already.
+    """
     if common.as_json:
         return receipt
-    return {**receipt, "operation": api.get(f"/operations/{receipt['operation_id']}")}
+    operation = api.get(f"/operations/{receipt['operation_id']}")
+    if operation.get("state") in progress.TERMINAL:
+        progress.check_succeeded(operation, name)
+    return {**receipt, "operation": operation}
 
 
 def receipt_lines(receipt: dict[str, Any]) -> dict[str, str]:
@@ -89,7 +95,7 @@ def receipt_lines(receipt: dict[str, Any]) -> dict[str, str]:
         pairs["Switch"] = str(receipt["switch_id"])
         pairs["Makes room"] = victim_lines(receipt.get("operation") or {}) or ",".join(receipt.get("victims") or ("-",))
     elif (operation := receipt.get("operation") or {}) and operation.get("reason"):
-        pairs["Waits" if operation.get("state") not in progress.TERMINAL else "Ended"] = first_line(operation["reason"])
+        pairs["Waits"] = first_line(operation["reason"])
     return pairs
 
 
@@ -158,7 +164,7 @@ def start(
     announce(api)
     if not wait:
         receipt = _start(api, view, evict=evict, timeout=timeout)
-        _accepted(f"Start requested for {view['name']}", looked_at(api, receipt, common), common)
+        _accepted(f"Start requested for {view['name']}", looked_at(api, str(view["name"]), receipt, common), common)
         return
     view = started(api, view, evict=evict, timeout=timeout)
     if common.as_json:

@@ -133,8 +133,9 @@ def is_hopeless(book: Book, lane: Lane, nowhere: Nowhere) -> bool:
     wish = book.instances[lane].wish
     if wish is None or not wish.evict:
         return False
-    if waits.never(book, lane, nowhere):
-        return True
+    opened = None if wish.operation is None else book.operations.get(wish.operation)
+    if opened is not None and not opened.joined and waits.never(book, lane, nowhere):
+        return True  # others that wait with it said nothing of evicting
     owed = [one for one in book.owed.values() if one.operation == wish.operation]
     if not any(one.refusable for one in owed) or book.traffic.queue(lane.deployment).waiting:
         return False

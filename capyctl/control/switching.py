@@ -158,7 +158,7 @@ def _begin_for(book: Book, lane: Lane, since_ms: Millis) -> None:
                 return  # it was wanted by requests alone, and they are answered
         if waits.never(book, lane, plans):
             # A wait would end with nothing at its deadline. An operator's wish goes on: operators may make room.
-            words = waits.kept(plans)
+            words = waits.kept(plans, book.deployments[lane.deployment].spec.name)
             requests.fail_waiters(book, lane.deployment, "insufficient_resources", words, waits.KEPT_RETRY_S)
         _say(book, lane, plans)
         seen = {host: book.seen.get(host) for host in victims.kept_out_by_samples(plans)}

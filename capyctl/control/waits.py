@@ -56,18 +56,18 @@ def for_client(book: Book, target: DeploymentId) -> str:
     return ""
 
 
-def lack(nowhere: Nowhere) -> str:
+def lack(nowhere: Nowhere, what: str = "it") -> str:
     """`there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)`."""
     for short in nowhere.shortfalls:
         if short.needs_bytes is not None and short.free_bytes is not None:
             free = max(0, short.free_bytes - (short.unbacked_bytes or 0))
-            return f"there is no room for it (it needs {gib(short.needs_bytes)}, {gib(free)} is free)"
-    return "there is no room for it"
+            return f"there is no room for {what} (it needs {gib(short.needs_bytes)}, {gib(free)} is free)"
+    return f"there is no room for {what}"
 
 
-def kept(nowhere: Nowhere) -> str:
+def kept(nowhere: Nowhere, name: str) -> str:
     """What a client is told where only an operator can make room."""
-    return f"{lack(nowhere)}. What holds the rest gives way for no request: an operator has to make room"
+    return f"{lack(nowhere, name)}. What holds the rest gives way for no request: an operator has to make room"
 
 
 def nameless(reason: str) -> str:

@@ -141,8 +141,10 @@ def test_a_request_that_only_an_operator_can_make_room_for_is_refused_at_once_wi
     here.run(100)
     (answer,) = answers
     assert (answer.code, answer.retry_after_s) == ("insufficient_resources", 60)
-    assert answer.message.startswith("there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)")
-    assert " a " not in answer.message.removeprefix("there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)")
+    assert answer.message == (
+        "there is no room for b (it needs 5.0 GiB, 2.0 GiB is free). "
+        "What holds the rest gives way for no request: an operator has to make room"
+    )
     assert (here.lane(b).phase, here.lane(b).wish) == (ActivationPhase.STOPPED, None)
     why = here.lane(b).run.last_error
     assert why is not None
@@ -175,6 +177,20 @@ def test_a_start_that_waits_for_what_is_kept_says_so_and_goes_on_though_its_clie
         waits = here.lane(b).waits_for
         assert waits is not None
         assert "Nobody gives way for it: stop a (`capyctl stop deployment a`)" in waits.reason
+    here.stop(a)
+    here.run(60_000, until=lambda: here.lane(b).gate_open)
+    assert here.lane(b).gate_open
+
+
+def test_a_start_that_waits_goes_on_though_another_with_evict_joins_it_in_vain() -> None:
+    here, a, b = two(warm=True)
+    plain = here.start(b)
+    here.run(100)
+    joined, _ = answered(here, here.start(b, evict=True))
+    first = here.reply(plain).receipt
+    assert first is not None
+    assert joined.receipt is not None
+    assert joined.receipt.operation == first.operation
     here.stop(a)
     here.run(60_000, until=lambda: here.lane(b).gate_open)
     assert here.lane(b).gate_open
