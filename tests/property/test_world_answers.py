@@ -210,11 +210,9 @@ def test_a_start_with_evict_that_was_answered_before_its_files_were_measured_is_
     c = here.deploy(attrs.evolve(DEEP, name="c"))
     key = here.start(c, evict=True)
     here.run(30_000)
-    reply = here.replies[key]
-    if reply.receipt is None:
-        assert reply.code == "insufficient_resources"
-        return
-    ended = here.world.book.operations[reply.receipt.operation]
+    receipt = here.reply(key).receipt
+    assert receipt is not None
+    ended = here.world.book.operations[receipt.operation]
     assert (ended.phase, ended.code) == (operation.Phase.FAILED, "insufficient_resources")
     assert here.lane(a).gate_open
 
