@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from capyctl.cli import running
 from capyctl.cli.output import PLAIN, Common, Words, emit_json, note, say, table
 from capyctl.documents import kinds, places
+from capyctl.documents.custom_engine import MANIFEST_KIND
 from capyctl.documents.settings import Stated, effective
 from capyctl.errors import Refusal
 
@@ -89,8 +90,9 @@ def _role(stated: str | None, explicit: str | None, where: places.Places) -> pla
     if stated is not None and stated not in places.ROLES:
         raise Refusal("invalid_config", f"--role {stated}: expected server, host or standalone")
     if explicit is not None:
-        kind = kinds.kind_of(kinds.read_file(explicit, explicit), explicit)
-        if kind == "deployment" or stated not in (None, kind):
+        raw = kinds.read_file(explicit, explicit)
+        kind = str(raw["kind"]) if raw.get("kind") == MANIFEST_KIND else kinds.kind_of(raw, explicit)
+        if kind not in places.ROLES or stated not in (None, kind):
             raise Refusal("invalid_config", f"{explicit}: kind: is {kind}; expected {stated or 'a role document'}")
         stated = kind
     known = places.roles_known(where)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capyctl.documents import owned, paths, reader, settings
+from capyctl.documents import owned, paths, reader, settings, strict
 from capyctl.documents.custom_engine import MANIFEST_KIND, parse_manifest
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.paths import Row
 from capyctl.errors import Refusal
 
 KINDS = ("deployment", "standalone", "server", "host")
+_LISTED = f"{', '.join(KINDS)} or {MANIFEST_KIND}"
 
 
 def document_class(kind: str) -> type[Any]:
@@ -33,7 +34,7 @@ def read_file(path: str, called: str) -> dict[str, Any]:
     """The plain data of a document in a file. Raises: Refusal invalid_config."""
     raw = reader.read(owned.read_regular(path, reader.BYTES_MAX, called), called)
     if type(raw) is not dict:
-        raise Refusal("invalid_config", f"{called}: expected a document with kind {', '.join(KINDS)}")
+        raise Refusal("invalid_config", f"{called}: expected a document with kind {_LISTED}")
     return raw
 
 
@@ -41,7 +42,9 @@ def kind_of(raw: Mapping[str, Any], called: str) -> str:
     """A document's kind; without one it is a deployment, whose kind may be left out."""
     kind = raw.get("kind", "deployment")
     if kind not in KINDS:
-        raise Refusal("invalid_config", f"{called}: kind: expected {', '.join(KINDS)}")
+        near = strict.nearest(kind, (*KINDS, MANIFEST_KIND)) if isinstance(kind, str) else []
+        hint = f" (did you mean {near[0]}?)" if near and near[0] != kind else ""
+        raise Refusal("invalid_config", f"{called}: kind: {strict.shown(kind)}: expected {_LISTED}{hint}")
     return str(kind)
 
 

@@ -155,9 +155,10 @@ def _check_url(url: str) -> None:
 def _source(value: Any) -> Source:
     """A source: text, `{type: …}`, `{path: …}`, `{hf: …}`, `{local: {…}}`, `{huggingface: {…}}` or `{http: {…}}`."""
     if isinstance(value, str):
+        _check_no_address(value)
         return Local(path=value)
     if type(value) is not dict:
-        raise Wrong((), f"expected a directory, hf: owner/repo, or a source block, not {strict.shown(value)}")
+        raise Wrong((), f"expected a directory, or a block with hf, http or source, not {strict.shown(value)}")
     if "type" in value:
         kind = value["type"]
         if not isinstance(kind, str) or kind not in _KINDS:
@@ -177,6 +178,23 @@ def _source(value: Any) -> Source:
     if "url" in value or "url_ref" in value:
         return _typed({"type": "http", **value}, "http")
     raise Wrong((), "expected one of path, hf, local, huggingface or http, or a type")
+
+
+def _check_no_address(text: str) -> None:
+    """Refuse text that means something else than a directory, with the form of what it means. Raises Wrong."""
+    scheme, colon, rest = text.partition(":")
+    if scheme in ("http", "https") and rest.startswith("//"):
+        # The URL itself stays out of the message: its query may be a credential.
+        form = "{http: {url: <URL>, sha256: <64 hexadecimal digits>}}"
+        raise Wrong((), f"a model behind a URL is written {form}; text alone is a directory")
+    if colon and scheme in ("hf", "huggingface"):
+        repo = rest.removeprefix("//").strip()
+        named = repo if _REPO.fullmatch(repo.partition("@")[0]) else "owner/name"
+        raise Wrong((), f"a model of a Hub is written {{hf: {named}}}; text alone is a directory")
+    if rest.startswith("//"):
+        raise Wrong(
+            (), f"{strict.shown(scheme)} is not downloaded from; expected a directory, {{hf: …}} or {{http: …}}"
+        )
 
 
 def _typed(value: Any, kind: str) -> Source:
@@ -212,7 +230,7 @@ def _model(value: Any, _: Any) -> Model:
         short = {name: rest.pop(name) for name in list(rest) if name in _SHORT}
         if not short:
             _refuse_unknown(rest)
-            raise Wrong((), "has no source; state a path, hf: owner/repo, or source")
+            raise Wrong((), "has no source; state a path, hf: owner/repo, http, or source")
         source = _source(short)
     _refuse_unknown(rest)
     given: dict[str, Any] = {}
@@ -228,10 +246,10 @@ def _model(value: Any, _: Any) -> Model:
 
 
 def _refuse_unknown(rest: dict[str, Any]) -> None:
-    known = ("source", "revision", "content_fingerprint", "draft", "path", "hf")
+    known = ("source", "revision", "content_fingerprint", "draft", "path", "hf", "http")
     for name in rest:
         if name not in known:
-            near = strict.nearest(name, known)
+            near = strict.nearest(name, (*known, *_SHORT))
             hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(known)}"
             raise Wrong((name,), f"is not a field here; {hint}")
 

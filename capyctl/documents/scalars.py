@@ -97,8 +97,10 @@ def parse_address(text: str) -> SocketAddress:
     """`ip:port` or `[v6]:port`. Port 0 on loopback is allowed: the bound port is printed and recorded."""
     form = "expected ip:port or [ipv6]:port, such as 127.0.0.1:8443"
     host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+    if not colon or not re.fullmatch(r"[0-9]{1,20}", port, re.ASCII):
         raise ValueError(form)
+    if int(port) > 65535:
+        raise ValueError(f"the port {port} is too large; the largest is 65535")
     bracketed = host.startswith("[") and host.endswith("]")
     try:
         address = ipaddress.ip_address(host[1:-1] if bracketed else host)

@@ -35,6 +35,7 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 
+ALIKE: Final = 0.7  # `memry` and `memory` are 0.91 alike, `sleepy` and `deep` 0.6
 NAME_CHARS: Final = 64  # no field's name is longer
 
 
@@ -116,7 +117,7 @@ def nearest(word: str, known: typing.Iterable[str], *, most: int = 1) -> list[st
     """The names that someone who wrote `word` may have meant."""
     import difflib  # 5 ms; only a refusal needs it
 
-    return difflib.get_close_matches(word, sorted(known), n=most, cutoff=0.6)
+    return difflib.get_close_matches(word, sorted(known), n=most, cutoff=ALIKE)
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capyctl.documents import reader, scalars, strict
+from capyctl.documents import kinds, reader, scalars, strict
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.standalone import GENERATED, Standalone, parse_standalone
 from capyctl.errors import CapyError
@@ -425,7 +425,7 @@ def test_an_address_comes_back_from_its_text(host: str, port: int) -> None:
     ["localhost:1", "127.0.0.1", "::1:80", "1.2.3.4:99999", "224.0.0.1:1", "0.0.0.0:0", "1.2.3.4:", "[1.2.3.4]:1"],
 )
 def test_addresses_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|multicast|port 0"):
+    with pytest.raises(ValueError, match=r"expected|multicast|port 0|too large"):
         scalars.parse_address(text)
 
 
@@ -456,3 +456,42 @@ def test_nothing_is_coerced(field: str, value: Any) -> None:
     refusal = refusal_of(lambda: parse_deployment({**SMALL, field: value}, "x"))
     assert refusal is not None
     assert refusal.message.startswith(f"x: {field}")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("hf:owner/name", "model: a model of a Hub is written {hf: owner/name}; text alone is a directory"),
+        ("hf://owner/name@main", "model: a model of a Hub is written {hf: owner/name@main}; text alone is a directory"),
+        ("https://u:p@x.example/m.gguf?secret", "model: a model behind a URL is written {http: {url: <URL>, sha256: "),
+        ("s3://bucket/m", 'model: "s3" is not downloaded from; expected a directory, {hf: '),
+        ({"path": "m", "draft": "hf:owner/name"}, "model.draft: a model of a Hub is written {hf: owner/name}"),
+        ({"httpp": {}}, "model.httpp: is not a field here; did you mean http?"),
+        ({"zzz": {}}, "model.zzz: is not a field here; the fields are source, revision, content_fingerprint, draft, "),
+    ],
+)
+def test_what_is_meant_by_a_model_is_said_in_the_form_that_is_read(model: Any, said: str) -> None:
+    with pytest.raises(CapyError) as refused:
+        parse_deployment({"name": "n", "engine": "e", "model": model}, "d.yaml")
+    assert refused.value.message.startswith(f"d.yaml: {said}")
+    assert "secret" not in refused.value.message
+    assert ("did you mean" in said or "the fields are" in said) == ("is not a field" in refused.value.message)
+
+
+def test_only_what_comes_near_is_suggested() -> None:
+    base = {"name": "n", "engine": "e", "model": "m"}
+    for word, near in (
+        ("sleepy", ""),
+        ("depp", " (did you mean deep?)"),
+        ("restart-only", " (did you mean restart_only?)"),
+    ):
+        with pytest.raises(CapyError) as refused:
+            parse_deployment({**base, "residency": word}, "d.yaml")
+        assert refused.value.message.endswith(f"expected deep or host_backed or restart_only{near}")
+    with pytest.raises(CapyError, match=r"or custom_engine \(did you mean standalone\?\)"):
+        kinds.check({"kind": "standalon"}, "d.yaml")
+
+
+def test_a_port_that_is_too_large_is_said_to_be() -> None:
+    with pytest.raises(ValueError, match="the port 99999 is too large; the largest is 65535"):
+        scalars.parse_address("127.0.0.1:99999")
