@@ -90,15 +90,17 @@ def _profile(path: Path, name: str, block: Any) -> Registered | None:
     return registered
 
 
-def check_registered(registered: Registered) -> None:
+def check_registered(registered: Registered, *, args: str | None = None, env: str | None = None) -> None:
     """The rules that the profile's family adds to its document: options, variables, approvals.
 
+    Args:
+      args, env: how messages call these fields, where no document states them.
     Raises: Refusal `invalid_config`, `engine_env_reserved:<name>`, `capability_missing:deep_park`.
     """
     known, profile = FAMILIES[registered.engine], registered.profile
     where = f"runtime_profiles.{registered.name}"
-    check_fixed_args(known.options, profile.args, f"{where}.args")
-    check_env(profile.env, known.reserved_env, where=f"{where}.env")
+    check_fixed_args(known.options, profile.args, args or f"{where}.args")
+    check_env(profile.env, known.reserved_env, where=env or f"{where}.env")
     check_approved_options(known.options, profile.security.approved_options)
     check_approved_env(profile.security.approved_env, known.reserved_env)
 

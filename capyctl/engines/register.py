@@ -139,7 +139,8 @@ def add_engine(
         },
     }
     draft = Registered(name=profile_name, profile=strict.structure(block, EngineProfile, "engine add"))
-    check_registered(draft)  # before the program is run: a bad option must not cost a minute
+    # Before the program is run: a bad option must not cost a minute.
+    check_registered(draft, args="--arg", env="--env")
     measured = family.measure(found.executable)
     family.toolchain(found.executable, toolkit)
     profile = attrs.evolve(draft.profile, build_fingerprint=measured.fingerprint)

@@ -17,6 +17,7 @@ import attrs
 from capyctl.documents.blocks import EngineProfile, LocalEngine, Profiles, Security
 from capyctl.documents.deployment import Deployment, parse_deployment
 from capyctl.documents.scalars import AbsolutePath
+from capyctl.documents.strict import nearest
 from capyctl.engines.adapter import Adapter
 from capyctl.engines.check import check_deployment
 from capyctl.engines.custom.engines_file import CustomFile, read_custom
@@ -159,9 +160,14 @@ class Registry:
         found = self._merged.get(profile)
         if found is None:
             known = ", ".join(self._merged) or "none"
+            engines = [row.engine for row in self._merged.values()]
+            near = nearest(
+                profile, {*self._merged, *(word for word in engines if engines.count(word) == 1)} - {profile}
+            )
+            way_out = f"Did you mean {near[0]}?" if near else "Try: capyctl engine add <path>"
             raise Refusal(
                 "profile_not_published",
-                f"there is no engine profile {profile}; registered: {known}. Try: capyctl engine add <path>",
+                f"there is no engine profile {profile}; registered: {known}. {way_out}",
             )
         return found
 
@@ -273,5 +279,5 @@ def _own(stated: Profiles, stated_in: str, local: LocalEngine | None) -> dict[st
             name=str(profile_name), profile=profile, source=stated_in or "the role document"
         )
     for registered in own.values():
-        check_registered(registered)
+        check_registered(registered, args="host.local_engine.args" if registered.source == LOCAL_ENGINE else None)
     return own

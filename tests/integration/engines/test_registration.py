@@ -229,6 +229,14 @@ def test_a_refusal_comes_before_the_program_runs_and_writes_nothing(
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_refused_argument_is_called_what_whoever_stated_it_calls_it(tmp_path: Path, engines_file: Path) -> None:
+    path = binary(tmp_path / "bin", GOOD)
+    with pytest.raises(Refusal, match=": --arg: --port is reserved"):
+        add_engine(path, engines_file=engines_file, args=["--port", "1"])
+    with pytest.raises(Refusal, match=": --env: LD_PRELOAD is owned"):
+        add_engine(path, engines_file=engines_file, env={"LD_PRELOAD": "x"})
+
+
 def test_a_failing_program_writes_nothing(tmp_path: Path, engines_file: Path) -> None:
     path = binary(tmp_path / "bin", "exit 1")
     assert code_of(add_engine, path, engines_file=engines_file) == "engine_version_failed"
@@ -410,6 +418,8 @@ def test_a_family_word_stands_for_the_only_profile_of_that_family(engines_file: 
     registry = Registry(engines_file)
     registry.reload()
     assert registry.registered("llamacpp").name == "mine"
+    with pytest.raises(Refusal, match=r"no engine profile lamacpp; registered: mine. Did you mean llamacpp\?"):
+        registry.registered("lamacpp")
     document = {"name": "m", "engine": "llamacpp", "model": "m"}
     assert registry.check(document).name == "mine"
     assert code_of(registry.check, document | {"residency": "deep"}) == "capability_missing:deep_park"
