@@ -50,7 +50,7 @@ def needs(facts: Mapping[str, Any], document: Deployment, machine: Machine) -> N
     beside = margin(machine, weights)
     default = int(facts.get("default_kv_bytes") or 0)
     budget, cache = _budget(document, machine, weights, declared, slots, per_token, default)
-    context, reason = _fit(facts, declared, slots, per_token, budget, why)
+    context, reason = _fit(facts, document, declared, slots, per_token, budget, why)
     if cache is None:
         # Neither is stated: the engine allocates what the context needs, and that is what is charged.
         cache = slots * kv_cache.pad(context) * (per_token or 0)
@@ -89,7 +89,7 @@ def beside_resources(facts: Mapping[str, Any], document: Deployment, machine: Ma
     for_context = f", {gib(machine.context_bytes)} of it for the GPU's context" if machine.context_bytes else ""
     words = f"the ready phase of resources ({gib(held)}{for_context})"
     budget = _within(held - machine.context_bytes, words, document, machine, weights, phases=True)
-    context, reason = _fit(facts, declared, slots, per_token, budget, why)
+    context, reason = _fit(facts, document, declared, slots, per_token, budget, why)
     return Needs(
         request=held,
         startup=held,
@@ -197,8 +197,27 @@ def _declared_context(facts: Mapping[str, Any], document: Deployment, slots: int
     return context
 
 
+def _more(document: Deployment) -> str:
+    """What to raise for a larger cache: the field that bounds it now."""
+    memory = document.engine_config.memory
+    if memory.kv_cache is not None:
+        bounded = memory.request is not None or document.resources is not None
+        return f"raise engine_config.memory.kv_cache{' with the memory around it' if bounded else ''}"
+    if document.resources is not None:
+        return "raise resources"
+    if memory.request is not None:
+        return "raise engine_config.memory.request"
+    return "state a larger engine_config.memory.kv_cache"
+
+
 def _fit(
-    facts: Mapping[str, Any], declared: int | None, slots: int, per_token: int | None, budget: int, why: str | None
+    facts: Mapping[str, Any],
+    document: Deployment,
+    declared: int | None,
+    slots: int,
+    per_token: int | None,
+    budget: int,
+    why: str | None,
 ) -> tuple[int, str | None]:
     """The context of one slot, and why it is that when the document does not say. Source: memory 6."""
     trained = facts.get("context_trained")
@@ -214,7 +233,7 @@ def _fit(
             raise Refusal(
                 "checkpoint_unusable",
                 f"{slots} slots of {declared} tokens need {needs} of KV cache and {left} is left for it. "
-                "Lower context_length or max_concurrent_requests, or raise memory",
+                f"Lower context_length or max_concurrent_requests, or {_more(document)}",
                 details={"needs_bytes": needed, "budget_bytes": budget},
             )
         return declared, None
@@ -225,7 +244,7 @@ def _fit(
         raise Refusal(
             "checkpoint_unusable",
             f"{gib(budget)} of KV cache holds no {kv_cache.CONTEXT_STEP} tokens in each of {slots} slots; "
-            f"{gib(needed)} would. Lower max_concurrent_requests or raise memory.kv_cache",
+            f"{gib(needed)} would. Lower max_concurrent_requests, or {_more(document)}",
             details={"needs_bytes": needed, "budget_bytes": budget},
         )
     if trained is not None and trained <= tokens:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import attrs
 from cyclopts import Parameter
 
 from capyctl.cli import running
@@ -127,10 +128,10 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
     if overrides:
         kinds.check(raw, file, overrides)  # refuses them
     document = _read(raw, file)
-    short = short_start(document)
+    found, unread = _resolved(document, hosts, common)
+    short = short_start(document, _derived_ms(document, found))
     if short is not None:
         note(short)
-    found, unread = _resolved(document, hosts, common)
     if not found:
         named = ",".join(document.completed().placement.hosts) or "a host"
         left = unread or [f"resolution against {named} (give --host <host.yaml>)"]
@@ -157,6 +158,19 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
         say()
         key_lines(_lines(made))
     _say_left(left)
+
+
+def _derived_ms(document: Deployment, found: Sequence[Preview]) -> int | None:
+    """What a start is given where `request_deadline` does not bound it, on the host where that is most."""
+    from capyctl.checkpoints.time_limits import limits
+
+    free = attrs.evolve(document, request_deadline=None)
+    derived = [
+        limits(free, int(made.plan.facts["weight_bytes"]), None, family=made.spec.traits.family)[0]
+        for made in found
+        if made.plan is not None
+    ]
+    return max(derived, default=None)
 
 
 def _read(raw: dict[str, Any], file: str) -> Deployment:

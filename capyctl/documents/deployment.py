@@ -328,15 +328,23 @@ SHORT_START: Final = Duration(120_000)
 """What a start may take beside the time for its weights, at the least that is derived for it."""
 
 
-def short_start(document: Deployment) -> str | None:
-    """What to know of a `request_deadline` that leaves a start less than any start is given; None where it does not."""
+def short_start(document: Deployment, derived_ms: int | None = None) -> str | None:
+    """What to know of a `request_deadline` that leaves a start less than any start is given; None where it does not.
+
+    Args:
+      derived_ms: what a start would be given without it, where the weights are known.
+    """
     deadline = document.request_deadline
     if deadline is None or document.timeouts.initialize is not None or deadline >= SHORT_START:
         return None
+    if derived_ms is None:
+        needs, states = f"{SHORT_START} and 10s for each GB of its weights", "<as much>"
+    else:
+        needs = states = f"{-(-derived_ms // 1000)}s"
     return (
-        f"request_deadline, {deadline}, bounds a start of {document.name} too, which may need {SHORT_START} and more: "
+        f"request_deadline, {deadline}, bounds a start of {document.name} too, which may need {needs}: "
         f"one that takes longer is ended. Raise it, or: capyctl start deployment {document.name} "
-        f"--initialize-timeout {SHORT_START}"
+        f"--initialize-timeout {states}"
     )
 
 

@@ -247,6 +247,29 @@ def test_a_context_above_the_trained_one_is_refused() -> None:
     assert code_of(facts(1 * GIB), stated, plain()) == "invalid_config"
 
 
+@pytest.mark.parametrize(
+    ("config", "more", "raised"),
+    [
+        ({}, {"resources": {"gpu": "540MiB", "ram": "540MiB"}}, "raise resources"),
+        ({"memory": {"kv_cache": "2MiB"}}, {}, "raise engine_config.memory.kv_cache"),
+        ({"memory": {"request": "1281MiB"}}, {}, "raise engine_config.memory.request"),
+    ],
+)
+def test_what_is_to_be_raised_for_a_context_is_what_bounds_it(
+    config: dict[str, Any], more: dict[str, Any], raised: str
+) -> None:
+    for context, line in (
+        ({}, "of KV cache holds no 256 tokens"),
+        ({"context_length": 8192}, "4 slots of 8192 tokens"),
+    ):
+        with pytest.raises(CapyError) as refused:
+            derive_plan(facts(1 * GIB), deployment({**config, **context}, **more), plain())
+        assert refused.value.code == "checkpoint_unusable"
+        print(refused.value.message)
+        assert line in refused.value.message
+        assert refused.value.message.endswith(f", or {raised}")
+
+
 def test_what_can_never_fit_is_refused_with_figures_at_once() -> None:
     assert code_of(facts(70 * GIB), deployment(), plain()) == "insufficient_resources"
     assert code_of(facts(44 * GIB), deployment(), cards()) == "insufficient_device_memory"
