@@ -11,6 +11,7 @@ from world import Shell, shell
 from world_values import VLLM, Model, policy
 
 from capyctl.control import orders as o
+from capyctl.control import views
 from capyctl.control.answering import WAITS_MS
 from capyctl.fsm import operation
 from capyctl.fsm.activation import ActivationPhase
@@ -154,6 +155,31 @@ def test_a_request_that_only_an_operator_can_make_room_for_is_refused_at_once_wi
     client = here.ask("b")
     here.run(60_000)
     assert client.told == "ok"
+
+
+def test_a_request_that_may_get_room_waits_is_told_why_meanwhile_and_at_its_deadline() -> None:
+    here, _, b = two()
+    (host,) = here.hosts.values()
+    host.foreign_bytes = 4 << 30  # a sample is in the way, which may change
+    here.run(3_000)
+    messages: list[str] = []
+    before = here.check
+
+    def check(shell_: Shell, memory: Any, event: Any, step: Any) -> None:
+        messages.extend(order.message for order in step.orders if isinstance(order, o.Answer))
+        assert before is not None
+        before(shell_, memory, event, step)
+
+    here.check = check
+    client = here.ask("b")
+    here.run(5_000)
+    waits = views.waiting(here.world, client.request)
+    assert waits is not None
+    assert waits[1:] == (1, "there is no room for it (it needs 5.0 GiB, 2.0 GiB is free)")
+    here.run(3_600_000, until=lambda: client.told is not None)
+    assert client.told == "unavailable"
+    assert messages[-1].startswith("the model was not ready within the request's deadline: there is no room for it (")
+    assert here.lane(b).wish is None
 
 
 def test_a_request_waits_for_what_is_kept_while_somebody_stops_it() -> None:
