@@ -7,7 +7,7 @@ status, HTTP status and retryability are attributes looked up here, never guesse
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import attrs
 
@@ -149,6 +149,10 @@ class CapyError(Exception):
         self.exit_code = row.exit
         self.http_status = row.http
         self.retryable = row.retryable if retryable is None else retryable
+
+    def of(self, source: str) -> Self:
+        """The same error, its line beginning with the document or place that it is about."""
+        return type(self)(self.code, f"{source}: {self.message}", details=self.details, retryable=self.retryable)
 
 
 def shown_details(value: Any) -> Any:

@@ -128,7 +128,7 @@ def _deployment(raw: dict[str, Any], file: str, hosts: list[str], overrides: lis
     if overrides:
         kinds.check(raw, file, overrides)  # refuses them
     document = _read(raw, file)
-    found, unread = _resolved(document, hosts, common)
+    found, unread = _resolved(document, file, hosts, common)
     short = short_start(document, _derived_ms(document, found))
     if short is not None:
         note(short)
@@ -183,7 +183,7 @@ def _read(raw: dict[str, Any], file: str) -> Deployment:
     return document.with_home(places.home_of(os.environ)).settled(file)
 
 
-def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[list[Preview], list[str]]:
+def _resolved(document: Deployment, file: str, hosts: list[str], common: Common) -> tuple[list[Preview], list[str]]:
     """The deployment on the hosts that are given, else on this machine, and what of it could not be read.
 
     Nothing where there is nothing to ask. Cards that do not answer are no fault of a document: a role that knows
@@ -192,13 +192,17 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
     settings = None if hosts else _settings(common)
     wanted = document.completed().placement.hosts
     if settings is not None and not _may_have_engines(settings):
-        return [], _without_engines(document, settings, wanted)
+        return [], _without_engines(document, file, settings, wanted)
     # Everything that a role decides with is imported only when there is an engine to decide about.
     from capyctl.cli import sites
     from capyctl.server.preview import preview
 
     if settings is None:
-        return preview(document, sites.of_documents(hosts, wanted), more_hosts=True), []
+        given = sites.of_documents(hosts, wanted)
+        try:
+            return preview(document, given, more_hosts=True), []
+        except CapyError as refused:
+            raise refused.of(file) from None
     try:
         here = sites.this_machine(settings)
     except CapyError as refused:
@@ -206,7 +210,7 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
             raise
         return [], [f"this machine: {refused.message}"]
     if here is None:
-        return [], _without_engines(document, settings, wanted)
+        return [], _without_engines(document, file, settings, wanted)
     if wanted and here.allowed.name not in wanted:
         return [], []
     silent = [f"what does not answer on this machine: {card}" for card in here.silent]
@@ -214,11 +218,11 @@ def _resolved(document: Deployment, hosts: list[str], common: Common) -> tuple[l
         return preview(document, [here]), silent
     except CapyError as refused:
         if not here.silent or refused.code not in CARDS_MATTER:
-            raise
+            raise refused.of(file) from None
         return [], [*silent, f"this machine; with the cards that answer: {refused.message}"]
 
 
-def _without_engines(document: Deployment, settings: StandaloneSettings, wanted: Sequence[str]) -> list[str]:
+def _without_engines(document: Deployment, file: str, settings: StandaloneSettings, wanted: Sequence[str]) -> list[str]:
     """What is left where this machine has no engine: it decides nothing but where models may come from.
 
     Raises: Refusal as `check_sources`.
@@ -233,7 +237,10 @@ def _without_engines(document: Deployment, settings: StandaloneSettings, wanted:
     if not all(isinstance(source, Local) for source in document.model.sources):
         from capyctl.cli import sites
 
-        sites.check_sources(settings, document)
+        try:
+            sites.check_sources(settings, document)
+        except CapyError as refused:
+            raise refused.of(file) from None
     return [
         f"this machine: no engine {document.profile} is registered here, so a deploy would be refused; "
         "add one with `capyctl engine add <path>` (`capyctl engine detect` lists what is installed)"

@@ -85,7 +85,10 @@ def preview(document: Deployment, sites: Sequence[Site], *, more_hosts: bool = F
     config, hosts = strict.unstructure(document.completed()), [site.allowed for site in sites]
     found = []
     for site in sites:
-        spec = accept(config, site.profiles, hosts, site.request_deadline_ms, more_hosts=more_hosts)
+        try:
+            spec = accept(config, site.profiles, hosts, site.request_deadline_ms, more_hosts=more_hosts)
+        except CapyError as refused:
+            raise (refused.of(site.source) if len(sites) > 1 else refused) from None
         if site.allowed.host not in spec.hosts:
             continue
         found.append(accepted(spec, site))

@@ -215,7 +215,9 @@ def test_this_machine_is_asked_when_no_host_is_given(validate: Command) -> None:
     )
     assert "`capyctl engine add <path>`" in without
     source = {"type": "http", "url": "http://mirror.example/m.gguf", "sha256": "a" * 64}
-    assert validate(deployment(model={"source": source})).err.startswith("error [not_materializable]: writer: model: ")
+    assert validate(deployment(model={"source": source})).err.startswith(
+        "error [not_materializable]: d.yaml: writer: model: "
+    )
     here()
     missing = validate(deployment())
     assert (missing.status, "models/qwen is not there" in missing.err) == (13, True)
@@ -283,6 +285,7 @@ def test_what_deploy_would_refuse_is_refused_with_its_code_in_one_line(
     refused = validate(deployment(**document), "--host", host())
     assert (refused.status, refused.out, refused.err.count("\n")) == (status, "", 1), refused
     assert said in refused.err
+    assert "]: d.yaml: " in refused.err or "no --host document" in refused.err
 
 
 def test_host_documents_are_matched_by_name(validate: Command) -> None:
@@ -297,6 +300,9 @@ def test_host_documents_are_matched_by_name(validate: Command) -> None:
     assert "--host gives rack-b" in validate(one, "--host", a, "--host", b).err
     assert "is a deployment document; expected a host document" in validate(one, "--host", "d.yaml").err
     assert "--host is for deployments" in validate(a, "--host", b).err
+    other = host("rack-b", runtime_profiles={"own": PROFILE})
+    refused = validate(deployment(engine="own"), "--host", a, "--host", other).err
+    assert refused.startswith("error [profile_not_published]: d.yaml: rack-a.yaml: there is no engine profile own;")
 
 
 def test_a_role_document_is_checked_as_its_start_would(validate: Command) -> None:
