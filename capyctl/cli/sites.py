@@ -38,6 +38,7 @@ START_ONLY: Final = (
     "the state directory: who may reach it, its keys, and limits below what runs",
 )
 """What only a start itself knows of a document of this machine."""
+_DEADLINE: Final = "host.resource_policy.queue.request_deadline"
 KINDS = {"unified": DomainKind.UNIFIED, "distinct": DomainKind.DISTINCT, "device": DomainKind.DEVICE}
 
 
@@ -66,6 +67,10 @@ def this_machine(settings: StandaloneSettings) -> Site | None:
         request_deadline_ms=Millis(half.resource_policy.queue.request_deadline.ms),
         facts=partial(store.facts_here, downloads=downloads, check=check),
         source="this machine",
+        deadline_source=next(
+            ("default" if row.source == "default" else "host" for row in settings.rows if row.path == _DEADLINE),
+            "default",
+        ),
         silent=tuple(f"card {card.index}: {card.fault}" for card in cards if card.fault),
     )
 
@@ -114,15 +119,17 @@ def of_documents(files: list[str], wanted: tuple[str, ...]) -> list[Site]:
 
     Raises: Refusal naming the document that cannot be used, is missing, or is not wanted.
     """
-    hosts: dict[str, tuple[str, Host]] = {}
+    hosts: dict[str, tuple[str, Host, bool]] = {}
     for path in files:
-        kind, made = kinds.check(kinds.read_file(path, f"--host {path}"), f"--host {path}")
+        raw = kinds.read_file(path, f"--host {path}")
+        kind, made = kinds.check(raw, f"--host {path}")
         if kind != "host":
             hint = "; leave --host out to check against this machine" if kind == "standalone" else ""
             raise Refusal("invalid_config", f"--host {path}: is a {kind} document; expected a host document{hint}")
         if made.name in hosts:
             raise Refusal("invalid_config", f"--host {path}: a document of host {made.name} was given already")
-        hosts[made.name] = (path, made)
+        states_deadline = "request_deadline" in raw["resource_policy"].get("queue", {})
+        hosts[made.name] = (path, made, states_deadline)
     for name in wanted:
         if name not in hosts:
             raise Refusal("invalid_config", f"no --host document of {name}, which placement.hosts names")
@@ -132,7 +139,7 @@ def of_documents(files: list[str], wanted: tuple[str, ...]) -> list[Site]:
     return [_site(*hosts[name]) for name in wanted or hosts]
 
 
-def _site(path: str, host: Host) -> Site:
+def _site(path: str, host: Host, states_deadline: bool) -> Site:
     models = Path(host.model_store.path or os.path.join(places.home_of(os.environ), "models"))
     registry = Registry(
         Path(os.path.dirname(places.absolute(path, os.getcwd()))) / ENGINES.file,
@@ -172,6 +179,7 @@ def _site(path: str, host: Host) -> Site:
         request_deadline_ms=Millis(host.resource_policy.queue.request_deadline.ms),
         facts=facts,
         source=path,
+        deadline_source="host" if states_deadline else "default of a host",
         stated=_shown(host),
     )
 

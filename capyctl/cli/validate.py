@@ -255,6 +255,8 @@ def _settings(common: Common) -> StandaloneSettings:
     settings = effective(
         Stated(environ=dict(os.environ), cwd=os.getcwd(), config=common.config, state_dir=common.state_dir)
     )
+    for notice in settings.notices:
+        note(notice)
     differs = running.other(settings)
     if differs is None:
         return settings
@@ -325,7 +327,7 @@ def _lines(made: Preview) -> dict[str, str]:
         if made.residency is not None and made.residency.parks:
             lines["Wake"] = _bound(plan.wake_ms, document.timeouts.wake is not None, document)
     stated = made.spec.request_deadline_ms is not None
-    lines["Request deadline"] = f"{seconds(made.deadline_ms)} ({'deployment' if stated else 'host'})"
+    lines["Request deadline"] = f"{seconds(made.deadline_ms)} ({'deployment' if stated else site.deadline_source})"
     return lines
 
 

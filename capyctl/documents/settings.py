@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from capyctl.documents import owned, paths, places, reader
+from capyctl.documents import owned, paths, places, reader, strict
 from capyctl.documents.paths import Origin, Row, Statement
 from capyctl.documents.places import Places
 from capyctl.documents.scalars import AbsolutePath
@@ -90,8 +90,29 @@ NAMED: Final = (
     Named(f"{_GROUPS}.rendezvous_port_range", "--rendezvous-ports", "CAPYCTL_RENDEZVOUS_PORTS", "ports"),
     Named(f"{_GROUPS}.require_rdma", "--require-rdma", "CAPYCTL_REQUIRE_RDMA", "boolean"),
 )
+_OTHERS: Final = (
+    "CAPYCTL_CONFIG",
+    "CAPYCTL_STATE_DIR",
+    "CAPYCTL_HF_TOKEN",
+    "CAPYCTL_ENGINE_ENV",
+    "CAPYCTL_ENGINE_ADD_ENV",
+    "CAPYCTL_APPROVE_ENV",
+    "CAPYCTL_LOG",
+    # written for engine processes; a role that is started by one of them may have them
+    "CAPYCTL_ENGINE_LOG",
+    "CAPYCTL_EXTRA_APPROVALS",
+    "CAPYCTL_RENDEZVOUS_DIR",
+    "CAPYCTL_OBSERVATION_DIR",
+    "CAPYCTL_VLLM_ADMIN_KEY",
+    "CAPYCTL_ENGINE_API_KEY",
+    "CAPYCTL_ENGINE_ADMIN_KEY",
+    "CAPYCTL_DEBUG_ENGINE_LOGS",
+    "CAPYCTL_GROUP_EXPECTED",
+)
+"""Variables that are no setting's own."""
 _STANDARD_NAMES: Final = ("HF_ENDPOINT",)  # other tools' variables: read quietly
-_SET: Final = "CAPYCTL_SET__"
+_OWN: Final = "CAPYCTL_"
+_SET: Final = f"{_OWN}SET__"
 _SECRET: Final = re.compile(r"(^|_)(token|key|credential|secret)(_|$)")
 
 
@@ -153,6 +174,7 @@ def effective(stated: Stated, called: str | None = None) -> StandaloneSettings:
             notices.append(f"the state directory {root} is used instead of {own}, which {path} states")
         root = root or own
     where = Places(root or places.default_state_root(environ))
+    notices += _mistyped(environ)
     statements = [*_named(stated, notices), *_by_path(stated)]
     document = paths.overlay(Standalone, raw, statements, called)
     document = _placed(document, where, environ, called)
@@ -218,6 +240,21 @@ def _named(stated: Stated, notices: list[str]) -> list[Statement]:
         if named.flag is not None and named.flag in stated.flags:
             flags.extend(_read_named(named, stated.flags[named.flag], named.flag, "flag"))
     return [*variables, *flags]
+
+
+def _mistyped(environ: Mapping[str, str]) -> list[str]:
+    """Notices of variables that come near to one that is read. Others that begin alike are somebody else's."""
+    known = {name for named in NAMED for name in (named.variable, named.old) if name} | set(_OTHERS)
+    found = []
+    for name in sorted(environ):
+        if name.startswith(_OWN) and not name.startswith(_SET) and name not in known:
+            words = {one.removeprefix(_OWN): one for one in known if one.startswith(_OWN)}
+            near = [words[word] for word in strict.nearest(name.removeprefix(_OWN), words)]
+            if name.startswith(_SET.removesuffix("_")):
+                near = [f"{_SET}…, with two underscores for each dot"]
+            if near:
+                found.append(f"{name} is not read; did you mean {near[0]}?")
+    return found
 
 
 def _variable(named: Named, environ: Mapping[str, str], notices: list[str]) -> tuple[str, str] | None:

@@ -81,4 +81,5 @@ def as_started(settings: StandaloneSettings, started: Started) -> StandaloneSett
         document=document,
         engines_file=started.engines_file,
         models_dir=str(document.host.model_store.path or settings.models_dir),
+        rows=started.rows,
     )

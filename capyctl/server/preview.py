@@ -35,7 +35,8 @@ Facts = Mapping[str, Any]  # of a checkpoint, as sizing takes them
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """A host as its document describes it. `source` names that document, and `stated` is it as plain data.
+    """A host as its document describes it. `source` names that document, and `stated` is it as plain data;
+    `deadline_source`: where its bound of requests comes from.
 
     `facts` looks at a model's files there: None where they cannot be looked at from here; it raises what measuring
     them would.
@@ -47,6 +48,7 @@ class Site:
     request_deadline_ms: Millis
     facts: Callable[[Deployment], Facts | None]
     source: str
+    deadline_source: str = "host"
     stated: Mapping[str, Any] | None = None
     silent: tuple[str, ...] = ()  # cards that do not answer now, and why: a role may know them from before
 

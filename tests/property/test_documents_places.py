@@ -271,3 +271,23 @@ def test_text_of_another_form_is_no_ulid() -> None:
         assert not ulid.is_ulid(text)
     with pytest.raises(ValueError, match="ULID"):
         ulid.new(2**48, bytes(10))
+
+
+def test_a_variable_that_is_misspelled_is_said_and_a_strangers_is_not() -> None:
+    strangers = {"CAPYCTL_PORT_8443_TCP": "1", "CAPYCTL_SERVICE_HOST": "x", "CAPYCTL_ENGINE_LOG": "/x"}
+    assert effective(Stated(environ={**HOME, **strangers, "CAPYCTL_HF_TOKEN": "t"})).notices == ()
+    made = effective(
+        Stated(
+            environ={
+                **HOME,
+                "CAPYCTL_INFERENCE_ADR": "127.0.0.1:1",
+                "CAPYCTL_MODEL_ROOT": "/m",
+                "CAPYCTL_SET_NAME": "x",
+            }
+        )
+    )
+    assert made.notices == (
+        "CAPYCTL_INFERENCE_ADR is not read; did you mean CAPYCTL_INFERENCE_ADDR?",
+        "CAPYCTL_MODEL_ROOT is not read; did you mean CAPYCTL_MODELS_ROOT?",
+        "CAPYCTL_SET_NAME is not read; did you mean CAPYCTL_SET__…, with two underscores for each dot?",
+    )

@@ -118,6 +118,9 @@ def test_a_model_that_lies_here_is_sized_on_a_host_that_is_given(validate: Comma
     assert lines["Host"] == "rack-a (rack-a.yaml)"
     assert lines["Profile"] == "vllm 0.32.0, revision 1 (rack-a.yaml)"
     assert lines["Devices"] == "gpu0 (host)"
+    assert lines["Request deadline"] == "600s (default of a host)"
+    stated = host(resource_policy={"queue": {"request_deadline": "700s"}})
+    assert validate(deployment(), "--host", stated).lines["Request deadline"] == "700s (host)"
     assert lines["Residency"] == (
         "host_backed (a copy of the weights fits into RAM: with the engine it needs 10.0 GiB of system on rack-a, "
         "and 20.0 GiB may be parked there)"
