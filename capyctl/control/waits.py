@@ -144,9 +144,9 @@ def is_kept_out(book: Book, lane: Lane, nowhere: Nowhere) -> bool:
     owner, tried = book.deployments[lane.deployment], set(nowhere.hosts)
     if any(host not in tried for host in owner.spec.hosts if host in owner.plans):
         return False
-    if not all(short.check in victims.LIFTED and not short.evicted for short in nowhere.shortfalls):
-        return False
     if any(moves(book, lane, host) or _leaves_later(book, lane, host) for host in tried):
+        return False
+    if not all(short.check in victims.LIFTED and not short.evicted for short in nowhere.shortfalls):
         return False
     return bool(_kept(book, lane, nowhere))
 
