@@ -111,6 +111,7 @@ class Engine:
         self.children = spawn(plans(), self.knobs, self.journal)
         for name in range(self.knobs.extra_children):
             self.children += spawn([Plan(f"helper-{name}", outlives=False)], self.knobs, self.journal)
+        self.journal.write("loading")
         dies = self.knobs.dies
         ends = time.monotonic() + self.knobs.load_s
         if dies is not None and dies.get("when") == "loading":

@@ -294,7 +294,7 @@ class Bench:
     def _kill(self, whom: str, state: State) -> None:
         """SIGKILL (or SIGSTOP) at the moment that the state names."""
         if state is State.LOADING:
-            until(lambda: self.heard("start"), 60, "a launch", 0.01)
+            until(lambda: self.heard("loading"), 60, "a load that all of its processes are up for", 0.01)
         elif state in (State.PARKING, State.WAKING):
             route = self.route("@park" if state is State.PARKING else "@wake")
             until(lambda: self.heard("call", route), 60, route, 0.01)
