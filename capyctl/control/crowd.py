@@ -8,6 +8,8 @@ Source: lifecycle 12.3; memory 12.
 
 from __future__ import annotations
 
+from functools import partial
+
 from capyctl.control import refusing, requests, residue
 from capyctl.control.book import Book
 from capyctl.control.records import InstanceRow
@@ -17,7 +19,7 @@ from capyctl.ledger.crowd import Candidate, Crowd, Turn, turn
 
 def around(book: Book, target: Lane, *, left_alone: bool = False) -> Crowd:
     """Everybody who might give way for this instance. `left_alone`: those too that would not, not long ago."""
-    return Crowd(lambda host: _on(book, target, host, left_alone=left_alone), lambda host: first_on(book, host))
+    return Crowd(partial(_on, book, target, left_alone=left_alone), partial(first_on, book))
 
 
 def first_on(book: Book, host: HostId) -> Turn | None:

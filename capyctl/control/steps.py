@@ -7,7 +7,7 @@ them, and looked at again only where something was charged or released since.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -43,7 +43,7 @@ def starts(book: Book, lane: Lane, hosts: Sequence[HostId]) -> placement.Tries:
     tries = placement.candidates(
         book.ledger,
         lane.owner,
-        (_seat(row, plans[host], host, spec.devices, running) for host in hosts),
+        _seats(row, plans, hosts, spec.devices, running),
         strategy=spec.strategy,
         max_per_host=spec.max_per_host,
     )
@@ -78,7 +78,8 @@ def may_go_to(book: Book, lane: Lane, hosts: Sequence[HostId]) -> bool:
 def seat(book: Book, lane: Lane, host: HostId) -> placement.Seat:
     """One host that may take it."""
     owner = book.deployments[lane.deployment]
-    return _seat(book.instances[lane], owner.plans[host], host, owner.spec.devices, _running(book, lane))
+    (one,) = _seats(book.instances[lane], owner.plans, (host,), owner.spec.devices, _running(book, lane))
+    return one
 
 
 def runs_anywhere(book: Book, lane: Lane) -> bool:
@@ -95,14 +96,17 @@ def _running(book: Book, lane: Lane) -> dict[HostId, int]:
     return counts
 
 
-def _seat(
-    row: InstanceRow, plan: Plan, host: HostId, devices: tuple[Device, ...], running: dict[HostId, int]
-) -> placement.Seat:
-    return placement.Seat(
-        host=host,
-        plan=plan,
-        instances=running.get(host, 0),
-        named=devices,
-        last=row.plan if host == row.last_host else None,
-        previous=host == row.last_host,
-    )
+def _seats(
+    row: InstanceRow,
+    plans: Mapping[HostId, Plan],
+    hosts: Sequence[HostId],
+    devices: tuple[Device, ...],
+    running: Mapping[HostId, int],
+) -> list[placement.Seat]:
+    last, before = row.last_host, row.plan
+    return [
+        placement.Seat(
+            host, plans[host], running.get(host, 0), devices, before if host == last else None, previous=host == last
+        )
+        for host in hosts
+    ]

@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import attrs
 
@@ -33,8 +33,7 @@ class Strategy(enum.Enum):
     PACK = "pack"  # most instances of it, then least headroom
 
 
-@attrs.frozen(kw_only=True)
-class Seat:
+class Seat(NamedTuple):  # a tuple: a start that may go anywhere has one for every host that there is
     """One allowed host of a deployment.
 
     `named`: the devices that the document names; without any, placement chooses the cards. `last`: what the run
@@ -52,7 +51,7 @@ class Seat:
 Seated = tuple[tuple[int, int, int, str], int, Seat]
 """A seat in its place: its rank, what `most_left` says of it, itself."""
 
-HOSTS_TOLD = 4  # that one message names; `details` has all of them
+HOSTS_TOLD = 3  # that one message names; `details` has all of them
 
 
 @attrs.define(eq=False)
@@ -340,10 +339,9 @@ def most_left(ledger: Ledger, seat: Seat) -> int | None:
 
     One card of any is the usual wish, and is answered from what the ledger keeps of each host.
     """
-    policy = ledger.hosts[seat.host]
     room = ledger.shelf(seat.host).card_room
     if room is not None and not seat.named:
-        named = seat.plan.domains & policy.cards
+        named = seat.plan.domains & ledger.hosts[seat.host].cards
         if len(named) == 1:
             (card,) = named
             return room - seat.plan.start_bytes.get(card, 0)

@@ -248,13 +248,16 @@ def _in_turn(ledger: Ledger, asks: Sequence[Ask], crowd: Crowd) -> Iterator[tupl
     if not isinstance(asks, Tries) or asks.ledger is not ledger:
         yield from ((ASKS_NOBODY, place, host) for place, host in enumerate(hosts_of(asks)))
         return
-    turns = []
-    for place, (_, left, seat) in enumerate(asks.seated):
-        least = ASKS_NOBODY
+    turns, first_on, shelves = [], crowd.first, ledger.shelves
+    for place, (_, left, seat) in enumerate(
+        asks.seated
+    ):  # once for every host that there is: nothing is looked up twice
+        least, host = ASKS_NOBODY, seat.host
         if left < 0:
-            first, fewest = crowd.first(seat.host), fewest_on(ledger, seat, left)
+            first = first_on(host)
+            fewest = 1 if shelves[host].card_held + left >= 0 else fewest_on(ledger, seat, left)
             least = HOPELESS if first is None or fewest is None else (fewest, (first,))
-        turns.append((least, place, seat.host))
+        turns.append((least, place, host))
     heapify(turns)  # few are looked at
     while turns:
         yield heappop(turns)

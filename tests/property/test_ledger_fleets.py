@@ -232,8 +232,8 @@ def test_a_message_names_the_first_of_many_hosts_and_the_details_all_of_them():
         ledger, candidates(ledger, owner("t"), [Seat(host=host, plan=one) for host in ledger.hosts]), views(ledger), NOW
     )
     assert isinstance(answer, Nowhere)
-    assert answer.message().count("needs") == 4
-    assert answer.message().endswith("16 more hosts have no room either.")
+    assert answer.message().count("needs") == 3
+    assert answer.message().endswith("17 more hosts have no room either.")
     assert len(answer.details()["hosts"]) == 20
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 from ledger_values import (
     GPU0,
@@ -62,7 +61,7 @@ def test_pack_takes_most_instances_then_least_headroom_that_fits():
     uneven = [seat(HostId("a"), 1), seat(HostId("b"), 0), seat(HostId("c"), 2)]
     packed = candidates(ledger, owner("t"), uneven, strategy=Strategy.PACK)
     assert hosts(packed) == ["c", "a", "b"]
-    full = [attrs.evolve(one, plan=plan(70, 70)) for one in even]
+    full = [one._replace(plan=plan(70, 70)) for one in even]
     packed = candidates(ledger, owner("t"), full, strategy=Strategy.PACK)
     assert hosts(packed)[0] == "b"  # least headroom, but it does not fit there
     answer = try_all(ledger, packed)
@@ -74,7 +73,7 @@ def test_a_stopped_instance_goes_back_to_its_host_and_may_move():
     ledger = three_hosts()
     seats = [seat(HostId("a")), seat(HostId("b"), 3, previous=True), seat(HostId("c"))]
     assert hosts(candidates(ledger, owner("t"), seats))[0] == "b"
-    moved = try_all(ledger, candidates(ledger, owner("t"), [attrs.evolve(one, plan=plan(61, 61)) for one in seats]))
+    moved = try_all(ledger, candidates(ledger, owner("t"), [one._replace(plan=plan(61, 61)) for one in seats]))
     assert isinstance(moved, Proposal)
     assert moved.ask.host == "a"
 
