@@ -200,7 +200,10 @@ def _check_custom(
 ) -> None:
     """Refuse what a custom engine lacks or cannot be told. Raises: Refusal."""
     if path is not None:
-        raise Refusal("invalid_config", f"{path} and --custom both name an engine; keep one")
+        raise Refusal(
+            "invalid_config",
+            f"{path} is looked at by itself; --custom, --manifest and --yes are for a custom engine: keep one",
+        )
     for option, value in (("--custom", program), ("--manifest", manifest), ("--name", name)):
         if value is None:
             raise Refusal(

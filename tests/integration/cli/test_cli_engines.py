@@ -107,6 +107,7 @@ def test_a_manifest_is_checked_offline_like_any_document(shell: Shell, program: 
         (("--custom", "{program}", "--name", "j", "--manifest", "judge.yaml", "--deep-park", "enabled"), 5),
         (("--custom", "{program}", "--name", "j", "--manifest", "judge.yaml", "--drift", "warn"), 2),
         (("/x", "--custom", "{program}", "--name", "j", "--manifest", "judge.yaml"), 2),
+        (("/x", "--yes"), 2),
     ],
 )
 def test_what_a_custom_engine_lacks_or_cannot_be_told(
