@@ -16,10 +16,8 @@ from capyctl.control import events as e
 from capyctl.control import operations, waits
 from capyctl.control.book import Book, Owed
 from capyctl.control.orders import Receipt, Reply
-from capyctl.control.records import InstanceRow
+from capyctl.control.records import WAITING, InstanceRow
 from capyctl.fsm import operation
-from capyctl.fsm.activation import ActivationPhase
-from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import Lane, Millis
 from capyctl.ledger.placement import Nowhere
 from capyctl.ledger.victims import LIFTED
@@ -27,7 +25,6 @@ from capyctl.ledger.victims import LIFTED
 WAITS_MS: Final = Millis(5_000)
 """How long an answer is owed at most; then the receipt goes out as it is."""
 CAPACITY = frozenset({"insufficient_resources", "insufficient_memory", "startup_requires_empty_host"})
-PLANNED = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 
 
 def owe(book: Book, command: e.Command, receipt: Receipt, *, refusable: bool) -> None:
@@ -120,7 +117,7 @@ def _undecided(book: Book, state: operation.State) -> bool:
 
 
 def _asks_for_room(book: Book, lane: Lane, row: InstanceRow) -> bool:
-    return lane in book.shortfalls and row.wish is not None and row.wish.evict and row.phase in PLANNED
+    return lane in book.shortfalls and row.wish is not None and row.wish.evict and row.phase in WAITING
 
 
 def is_hopeless(book: Book, lane: Lane, nowhere: Nowhere) -> bool:

@@ -63,14 +63,15 @@ def _on(book: Book, target: Lane, host: HostId, *, left_alone: bool) -> list[Can
     """Those on one host. What they hold is known to the ledger."""
     book.first_turns.pop(host, None)
     return [
-        _candidate(book, lane, row)
+        candidate(book, lane, row)
         for lane, row in book.on(host)
         if lane.deployment != target.deployment and _is_there(row)
         if left_alone or not refusing.is_left_alone(book, lane)
     ]
 
 
-def _candidate(book: Book, lane: Lane, row: InstanceRow) -> Candidate:
+def candidate(book: Book, lane: Lane, row: InstanceRow) -> Candidate:
+    """An instance as a plan knows it."""
     spec = book.deployments[lane.deployment].spec
     return Candidate(
         owner=lane.owner,

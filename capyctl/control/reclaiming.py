@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capyctl.control import deeds, requests
+from capyctl.control import deeds
 from capyctl.control.book import Book, lane_of_owner
+from capyctl.control.crowd import candidate
 from capyctl.control.records import InstanceRow
 from capyctl.fsm import cleanup, instance, residency
-from capyctl.fsm.types import Activation, HostId, Lane, Millis, StopKind
+from capyctl.fsm.types import HostId, Lane, StopKind
 from capyctl.ledger import parked
 from capyctl.ledger.asks import Ask
 from capyctl.ledger.crowd import Candidate, may_give_way
@@ -63,18 +64,8 @@ def _leaves(row: InstanceRow) -> bool:
 
 def _candidates(book: Book, target: Lane | None, host: HostId) -> list[Candidate]:
     """Parked instances on this host that nobody is about to wake, without the target."""
-    found = []
-    for lane, row in book.on(host):
-        if lane == target or not row.is_parked or row.wish is not None:
-            continue
-        spec = book.deployments[lane.deployment].spec
-        found.append(
-            Candidate(
-                owner=lane.owner,
-                last_used_at_ms=book.used_at.get(lane, Millis(0)),
-                warm=spec.warm,
-                explicit=spec.activation is Activation.EXPLICIT,
-                oldest_waiter_at_ms=requests.waits_since(book, lane.deployment),
-            )
-        )
-    return found
+    return [
+        candidate(book, lane, row)
+        for lane, row in book.on(host)
+        if lane != target and row.is_parked and row.wish is None
+    ]

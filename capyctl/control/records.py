@@ -70,6 +70,10 @@ class Slept:
     switch: SwitchId | None = None
 
 
+WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
+"""Phases of an instance that is to start or wake, and may not yet."""
+
+
 @attrs.frozen(kw_only=True)
 class InstanceRow:
     """One instance: its machines, and what its present or last run was launched with.

@@ -12,7 +12,7 @@ from capyctl.control import deeds, idle, lanes, notices, operations, preinit, re
 from capyctl.control.book import SETTLING, Book
 from capyctl.control.naming import names
 from capyctl.control.orders import Probe, ReadLoad
-from capyctl.control.records import InstanceRow, Wish
+from capyctl.control.records import WAITING, InstanceRow, Wish
 from capyctl.errors import InvariantBroken
 from capyctl.fsm import deployment, facts, residency, switch
 from capyctl.fsm.activation import ActivationPhase
@@ -431,7 +431,8 @@ def _waiters(book: Book) -> None:
             continue
         if row.state.phase not in (deployment.Phase.ACTIVE, deployment.Phase.ACCEPTED):
             continue
-        oldest = min((book.requests[one].arrived_at_ms for one in queue.waiting), default=book.now_ms)
+        since = requests.waits_since(book, target)
+        oldest = book.now_ms if since is None else since
         patience = Millis(book.now_ms + book.settings.request_deadline_ms)  # of one for whom the queue had no slot
         latest = max((book.requests[one].deadline_ms for one in queue.waiting), default=patience)
         wish = Wish(origin=Origin.REQUEST, since_ms=oldest, until_ms=latest)
@@ -450,7 +451,7 @@ def _join(book: Book, coming: list[Lane], wish: Wish) -> None:
     """It is on the way; what restarts by itself is from now on wanted by those who wait."""
     for lane in coming:
         row = book.instances[lane]
-        if row.wish is None and row.phase in (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED):
+        if row.wish is None and row.phase in WAITING:
             deeds.activate(book, lane, wish)
 
 

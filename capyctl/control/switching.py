@@ -16,7 +16,7 @@ from capyctl.control import events as e
 from capyctl.control.book import AskedAround, Book, lane_of_owner
 from capyctl.control.naming import names
 from capyctl.control.orders import ReadMemory
-from capyctl.control.records import Move, Wish, told_by
+from capyctl.control.records import WAITING, Move, Wish, told_by
 from capyctl.control.steps import may_go_to, steps_of
 from capyctl.fsm import facts, operation, residency, switch
 from capyctl.fsm.activation import ActivationPhase
@@ -34,7 +34,6 @@ OVER = frozenset({Phase.DONE, Phase.FAILED})
 CLOSES_GATES = frozenset({Phase.DRAINING})
 CALLED_BACK = "lifecycle_conflict"  # why a victim serves on when somebody else wanted it to
 KEPT_MAX = 100  # ended switches that are remembered
-WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 FREED_LATE_MS = 10_000  # a driver may give an ended engine's card memory back so much later than its proven end
 
 

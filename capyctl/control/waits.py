@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from capyctl.control.book import Book, lane_of_owner
-from capyctl.control.records import DeploymentRow, InstanceRow
+from capyctl.control.records import WAITING, DeploymentRow, InstanceRow
 from capyctl.fsm import deployment
-from capyctl.fsm.activation import ActivationPhase
-from capyctl.fsm.residency import ResidencyPhase
 from capyctl.fsm.types import Activation, DeploymentId, HostId, Lane
 from capyctl.ledger import victims
 from capyctl.ledger.placement import Nowhere
 from capyctl.units import gib
 
-WAITING = (ActivationPhase.PLANNED, ResidencyPhase.WAKE_PLANNED)
 NAMED_MAX = 3
 NOBODY = "Nobody gives way for it"
 KEPT_RETRY_S = 60

@@ -88,10 +88,10 @@ def laid_out(plan: Plan, policy: HostPolicy, phases: Mapping[Phase, Allocation])
     """`plan` as a start takes it: `phases` on the cards that were chosen, and what was measured beside them."""
     measured: dict[Phase, dict[Domain, Measured]] = {}
     for phase, figures in plan.measured.items():
-        on_cards = [figure for domain, figure in sorted(figures.items()) if _is_card(policy, domain)]
+        on_cards = [figure for domain, figure in sorted(figures.items()) if domain in policy.cards]
         largest = max(on_cards, key=lambda figure: figure.seen_bytes, default=None)
         here = {
-            domain: figures.get(domain, largest if _is_card(policy, domain) else None) for domain in _of(phases, phase)
+            domain: figures.get(domain, largest if domain in policy.cards else None) for domain in _of(phases, phase)
         }
         measured[phase] = {domain: figure for domain, figure in here.items() if figure is not None}
     return attrs.evolve(plan, phases=phases, measured=measured)
@@ -103,14 +103,10 @@ def as_seen_by(plan: Plan, policy: HostPolicy, phase: Phase, seen: Mapping[Domai
     A plan is for any card of its host that is large enough, so the largest that was seen on a card counts for each of
     its own. RAM is the same for all.
     """
-    largest = max((amount for domain, amount in seen.items() if _is_card(policy, domain)), default=None)
-    here = {domain: largest if _is_card(policy, domain) else seen.get(domain) for domain in _of(plan.phases, phase)}
+    largest = max((amount for domain, amount in seen.items() if domain in policy.cards), default=None)
+    here = {domain: largest if domain in policy.cards else seen.get(domain) for domain in _of(plan.phases, phase)}
     return {domain: amount for domain, amount in here.items() if amount is not None}
 
 
 def _of(phases: Mapping[Phase, Allocation], phase: Phase) -> Iterable[Domain]:
     return phases[phase].bytes if phase in phases else ()
-
-
-def _is_card(policy: HostPolicy, domain: Domain) -> bool:
-    return domain in policy.domains and policy.domains[domain].kind is DomainKind.DEVICE
